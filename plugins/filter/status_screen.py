@@ -1,0 +1,23 @@
+# Copyright: gb10.cluster contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Door to the status screen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..module_utils._status import screen
+
+
+class FilterModule:
+    """Filters of this file."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Filters by name."""
+        return {"status_screen": status_screen}
+
+
+def status_screen(plan: Mapping[str, Any], members: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
+    """See status_screen.yml."""
+    return screen(plan, members)

@@ -1,0 +1,112 @@
+# Copyright: gb10.cluster contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Lookup gb10.cluster.plan: the inventory's own plan."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: plan
+short_description: The plan of this inventory's cluster
+version_added: 0.1.0
+author: gb10.cluster contributors (!UNKNOWN)
+description:
+  - Reads the members from the group C(sparks), the settings from the C(cluster_*) variables and the profile that they name,
+    checks them all and returns the plan, the document that every role of this collection works from.
+  - No host is contacted. C(--limit) does not change the plan, since it is read from the whole group.
+  - Settings are read where the lookup is used, and from the members' own variables where they are not visible there, so that
+    a play on C(localhost) gets the same plan. They must agree over all members, except for C(cluster_address) and
+    C(cluster_management_interface), which are each host's own.
+options: {}
+notes:
+  - A profile given as a path is found relative to the inventory's folder.
+seealso:
+  - plugin: gb10.cluster.plan
+    plugin_type: filter
+"""
+
+EXAMPLES = r"""
+- name: Show where the service will be
+  ansible.builtin.debug:
+    msg: "{{ lookup('gb10.cluster.plan').service.url }}"
+
+- name: Use this host's part of the plan
+  ansible.builtin.debug:
+    msg: "{{ lookup('gb10.cluster.plan').members[inventory_hostname].legs | map(attribute='address') }}"
+"""
+
+RETURN = r"""
+_raw:
+  description:
+    - One plan, with the keys C(version), C(cluster), C(fabric), C(storage), C(image), C(service) and C(members).
+    - Its form is the schema C(PLAN) in this collection's C(plugins/module_utils/_schema.py).
+  type: list
+  elements: dict
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from ansible.errors import AnsibleLookupError
+from ansible.plugins.lookup import LookupBase
+from ansible_collections.gb10.cluster.plugins.module_utils._errors import PlanError
+from ansible_collections.gb10.cluster.plugins.module_utils._schema import SETTINGS
+from ansible_collections.gb10.cluster.plugins.plugin_utils import _inputs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+GROUP = "sparks"
+# Each host's own; and the name under which plays keep the plan itself.
+PER_HOST = {"cluster_address", "cluster_management_interface"}
+NOT_SETTINGS = PER_HOST | {"cluster_plan"}
+KNOWN = set(SETTINGS["properties"]) - PER_HOST
+
+class LookupModule(LookupBase):
+    """Collects what the inventory says and hands it to the core."""
+
+    def run(self, terms: list[Any], variables: dict[str, Any] | None = None, **kwargs: Any) -> list[dict[str, Any]]:
+        try:
+            if terms or kwargs:
+                raise PlanError("lookup gb10.cluster.plan takes no arguments: the inventory says everything")
+            return [self._plan(variables or {})]
+        except PlanError as error:
+            raise AnsibleLookupError(str(error)) from error
+
+    def _plan(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        names = list(variables.get("groups", {}).get(GROUP, []))
+        if not names:
+            raise PlanError(f"inventory: group {GROUP} has no hosts: list the members in it, the head first")
+        hosts = [variables["hostvars"][name] for name in names]
+        settings = {**_common_settings(names, hosts), **self._visible_settings(variables)}
+        members = [_member(name, host) for name, host in zip(names, hosts, strict=True)]
+        return _inputs.plan(members, settings, base=hosts[0].get("inventory_dir") or ".")
+
+    def _visible_settings(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings that the task itself sees, which play or extra variables may have changed."""
+        return {key: self._templar.template(variables[key]) if key in KNOWN else None for key in _setting_names(variables)}
+
+
+def _setting_names(variables: Mapping[str, Any]) -> list[str]:
+    return [key for key in variables if key.startswith("cluster_") and key not in NOT_SETTINGS]
+
+
+def _common_settings(names: Sequence[str], hosts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The members' settings, which must be the same for all. The value of an unknown one is left alone, its name is the mistake."""
+    settings: dict[str, Any] = {}
+    for key in sorted({key for host in hosts for key in _setting_names(host)}):
+        values = [_inputs.plain(host.get(key), key) if key in KNOWN else None for host in hosts]
+        for name, value in zip(names, values, strict=True):
+            if value != values[0]:
+                raise PlanError(
+                    f"inventory: {key} is {values[0]!r} for {names[0]}, but {value!r} for {name}: "
+                    f"set it once, in the group variables of {GROUP}"
+                )
+        settings[key] = values[0]
+    return settings
+
+
+def _member(name: str, host: Mapping[str, Any]) -> dict[str, Any]:
+    """A member as the core takes it."""
+    member = {"name": name, "address": host.get("cluster_address") or host.get("ansible_host") or name}
+    if "cluster_management_interface" in host:
+        member["interface"] = host["cluster_management_interface"]
+    return member

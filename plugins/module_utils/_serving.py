@@ -1,0 +1,124 @@
+# Copyright: gb10.cluster contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""vLLM's arguments and environment of each rank, from the profile; the order in which ranks are launched.
+
+Option names and the multi-node form (`--nnodes`, `--node-rank`, `--headless`) are those of vLLM 0.32 and 0.33.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from ._errors import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ._topology import Member
+
+# Where a checkpoint directory appears inside the container.
+MODELS_MOUNT = "/models"
+
+# Options and variables that have one home elsewhere.
+OPTION_HOMES = {
+    "api-key": "the key file on the head",
+    "distributed-executor-backend": "the plan",
+    "enable-expert-parallel": "parallelism.expert_parallel",
+    "gpu-memory-utilization": "memory.gpu_memory_utilization",
+    "headless": "the plan",
+    "host": "the plan",
+    "kv-cache-memory-bytes": "memory.kv_cache_bytes",
+    "master-addr": "the inventory",
+    "master-port": "engine.master_port",
+    "max-model-len": "serving.max_model_len",
+    "model": "checkpoint.directory",
+    "nnodes": "the inventory",
+    "node-rank": "the inventory",
+    "port": "cluster_api_port",
+    "served-model-name": "serving.served_model_name",
+    "tensor-parallel-size": "parallelism.tensor_parallel_size",
+}
+VARIABLE_HOMES = {
+    "GLOO_SOCKET_IFNAME": "cluster_management_interface",
+    "VLLM_API_KEY": "the key file on the head",
+    "VLLM_HOST_IP": "the inventory",
+}
+
+
+def check_profile(profile: Mapping[str, Any], members: Sequence[Member]) -> None:
+    """What the schema cannot say of a profile: sizes that must match and values that have another home."""
+    where = f"profile {profile['name']}"
+    size = profile["parallelism"]["tensor_parallel_size"]
+    if size != len(members):
+        raise PlanError(
+            f"{where}: parallelism.tensor_parallel_size is {size}, but group sparks has {len(members)} members "
+            f"({', '.join(member.name for member in members)}): choose a profile for {len(members)} members or correct the group"
+        )
+    if not {"kv_cache_bytes", "gpu_memory_utilization"} & set(profile["memory"]):
+        raise PlanError(
+            f"{where}: memory has neither kv_cache_bytes nor gpu_memory_utilization, so nothing bounds the KV cache: set one"
+        )
+    for option in sorted(set(profile["engine"]["arguments"]) & set(OPTION_HOMES)):
+        raise PlanError(f"{where}: engine.arguments.{option} is set by {OPTION_HOMES[option]}: remove it")
+    for variable in sorted(profile["engine"]["environment"]):
+        if variable in VARIABLE_HOMES:
+            raise PlanError(f"{where}: engine.environment.{variable} is set by {VARIABLE_HOMES[variable]}: remove it")
+        if variable.startswith("NCCL_"):
+            raise PlanError(f"{where}: engine.environment.{variable} belongs in nccl.overrides: move it")
+
+
+def arguments(profile: Mapping[str, Any], members: Sequence[Member], rank: int, port: int) -> list[str]:
+    """A rank's argument vector after the image's name.
+
+    All ranks carry the same options but for their rank and API: ranks that differ hang without an error. Options are sorted
+    by name, so that the order of keys in a profile means nothing.
+    """
+    memory = profile["memory"]
+    options: dict[str, Any] = {
+        **profile["engine"]["arguments"],
+        "served-model-name": profile["serving"]["served_model_name"],
+        "max-model-len": profile["serving"]["max_model_len"],
+    }
+    if "kv_cache_bytes" in memory:
+        options["kv-cache-memory-bytes"] = memory["kv_cache_bytes"]
+    if "gpu_memory_utilization" in memory:
+        options["gpu-memory-utilization"] = memory["gpu_memory_utilization"]
+    if profile["parallelism"].get("expert_parallel"):
+        options["enable-expert-parallel"] = True
+    placement = {
+        "tensor-parallel-size": profile["parallelism"]["tensor_parallel_size"],
+        "nnodes": len(members),
+        "node-rank": rank,
+        "master-addr": members[0].address,
+        "master-port": profile["engine"]["master_port"],
+        "distributed-executor-backend": "mp",
+        # The API listens on all addresses of the head: clients are on the management plane, the canary on the head itself.
+        **({"headless": True} if rank else {"host": "0.0.0.0", "port": port}),
+    }
+    argv = [*profile["engine"]["command"], f"{MODELS_MOUNT}/{profile['checkpoint']['directory']}"]
+    for name, value in [*placement.items(), *sorted(options.items())]:
+        argv += [f"--{name}", *_words(value)]
+    return argv
+
+
+def _words(value: Any) -> list[str]:
+    """An option's value as words: none for a flag, several for a list, JSON for a mapping."""
+    if value is True:
+        return []
+    if isinstance(value, dict):
+        return [json.dumps(value, sort_keys=True, separators=(",", ":"))]
+    if isinstance(value, list):
+        return [str(item) for item in value]
+    return [str(value)]
+
+
+def environment(profile: Mapping[str, Any], member: Member, nccl: Mapping[str, str]) -> dict[str, str]:
+    """A rank's variables: the profile's, NCCL's, and the address under which the other ranks find it."""
+    own = {key: str(value) for key, value in profile["engine"]["environment"].items()}
+    return {**own, **nccl, "VLLM_HOST_IP": member.address}
+
+
+def launch_order(names: Sequence[str]) -> list[str]:
+    """Workers by rank, the head last: it opens the rendezvous and the API, so no worker meets a half-started group."""
+    return [*names[1:], names[0]]
