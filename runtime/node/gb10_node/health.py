@@ -1,0 +1,43 @@
+# Copyright: gb10.cluster contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Does the group compute? Asked over HTTP, with the API key, from the head itself.
+
+`/health` alone says too little: it stays 200 while a remote rank is dead and until a first request kills the engine
+(seen with vLLM 0.32.0). One generated token is the proof.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+
+HEALTH_TIMEOUT_S = 5.0
+TOKEN_TIMEOUT_S = 120.0
+"""The first token may compile and warm up kernels; it is asked once per start."""
+
+
+def healthy(port: int) -> bool:
+    """True when the API process answers `/health` with 200."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=HEALTH_TIMEOUT_S) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def one_token(port: int, model: str, api_key: str | None) -> str | None:
+    """Generate one token; None when it worked, otherwise one sentence that says what came back."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions",
+        data=json.dumps({"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}).encode(),
+        headers={"Content-Type": "application/json", **({"Authorization": f"Bearer {api_key}"} if api_key else {})},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=TOKEN_TIMEOUT_S) as answer:
+            tokens = json.load(answer).get("usage", {}).get("completion_tokens", 0)
+    except urllib.error.HTTPError as error:
+        return f"the first token was refused with HTTP {error.code}: {error.read(300).decode('utf-8', 'replace')}"
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        return f"the first token did not arrive: {error}"
+    return None if tokens == 1 else f"the first token's answer counts {tokens} tokens"

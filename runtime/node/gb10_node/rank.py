@@ -1,0 +1,258 @@
+# Copyright: gb10.cluster contributors
+# SPDX-License-Identifier: Apache-2.0
+"""The rank supervisor: ExecStart of gb10-rank@GROUP. One life is one attempt of the whole group.
+
+Every rank ends with a status of its own kind: 0 asked to stop, 1 this rank failed, 75 the group ended because of
+another rank. systemd starts it again after 1 and 75, up to the unit's start limit, and it then waits for all the others:
+so a lost member stops the group everywhere, and its return starts the group everywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+from gb10_node import health
+from gb10_node.config import Peer, RankConfig
+from gb10_node.coordination import LINE_LIMIT, GroupEnd, Link, LinkLost, Message
+from gb10_node.engine import RankContainer
+from gb10_node.state import State, notify
+
+STATUS_STOPPED, STATUS_FAILED, STATUS_GROUP_ENDED = 0, 1, 75
+RETRY_S = 1.0
+SETTLE_S = 1.0
+"""A container that is still there after this long has started: wrong arguments to the engine end it earlier."""
+
+
+async def supervise(config: RankConfig) -> int:
+    """Run this rank until the group ends; returns the unit's exit status."""
+    state = State(config)
+    supervisor = Head(config, state) if config.is_head else Worker(config, state)
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    notify("READY=1")
+    try:
+        await _first_of(supervisor.run(), stopped.wait())
+        end = supervisor.own_end("was stopped")
+    except GroupEnd as group_end:
+        end = group_end
+    notify("STOPPING=1")
+    if stopped.is_set():
+        state.enter("stopping")
+        await supervisor.end(end)
+        state.enter("stopped")
+        return STATUS_STOPPED
+    await supervisor.end(end)
+    state.fail(end.reason, end.culprit, end.log)
+    return STATUS_FAILED if end.culprit == config.me.member else STATUS_GROUP_ENDED
+
+
+async def _first_of(*work: Coroutine[Any, Any, Any]) -> None:
+    """Run all until one returns or raises; cancel the others; raise what the first raised."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Supervisor:
+    """What both kinds of rank share: the container and its end."""
+
+    def __init__(self, config: RankConfig, state: State) -> None:
+        self.config, self.state = config, state
+        self.container = RankContainer(config)
+        self.links: dict[int, Link] = {}
+
+    async def run(self) -> None:
+        """One attempt; raises GroupEnd."""
+        raise NotImplementedError
+
+    def own_end(self, what: str, log: Sequence[str] = ()) -> GroupEnd:
+        """The group ends because of this rank, which `what`."""
+        return GroupEnd(f"{self.config.me} {what}", self.config.me.member, log)
+
+    async def end(self, end: GroupEnd) -> None:
+        """Tell the others, and stop the container."""
+        await asyncio.gather(*(link.close(end.message()) for link in self.links.values()), self.container.stop())
+
+    async def _run_container(self, started: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Start the container, call `started` once it stands, raise GroupEnd when it exits."""
+        await self.container.start()
+        exited = asyncio.create_task(self.container.wait())
+        done, _ = await asyncio.wait({exited}, timeout=SETTLE_S)
+        if not done and started is not None:
+            await started()
+        status = await exited
+        raise self.own_end(f"exited with status {status}", self.container.tail)
+
+
+def _lost(peer: Peer, error: LinkLost) -> GroupEnd:
+    return GroupEnd(f"{peer} {error}", peer.member)
+
+
+class Worker(Supervisor):
+    """A rank above 0: follows the head."""
+
+    async def run(self) -> None:
+        link = await self._started_by_head()
+        self.links[0] = link
+        self.state.enter("starting")
+        await _first_of(self._follow(link), self._run_container(lambda: self._running(link)))
+
+    async def _started_by_head(self) -> Link:
+        """Join the head, for as long as it takes: until it says start, nothing is lost when the link is."""
+        head, trouble = self.config.head, ""
+        while True:
+            self.state.enter("waiting", f"for {head} at {head.address}:{self.config.coordination_port}{trouble}")
+            link = await self._connect()
+            try:
+                await link.send({"kind": "hello", "rank": self.config.rank, "digest": self.config.digest})
+                answer = await link.receive()
+                if answer["kind"] == "welcome":
+                    self.state.enter("waiting", "for the other ranks")
+                    answer = await link.receive()
+                if answer["kind"] == "start":
+                    return link
+                trouble = f"; {answer.get('reason')}"
+            except (LinkLost, ConnectionError) as error:
+                trouble = f"; it {error}"
+            await link.close()
+            await asyncio.sleep(RETRY_S)
+
+    async def _connect(self) -> Link:
+        """A link to the head, from the address by which it knows this rank."""
+        while True:
+            with contextlib.suppress(OSError, TimeoutError):
+                connection = asyncio.open_connection(
+                    self.config.head.address, self.config.coordination_port, limit=LINE_LIMIT, local_addr=(self.config.me.address, 0)
+                )
+                return Link(*await asyncio.wait_for(connection, self.config.heartbeat_s), self.config.heartbeat_s)
+            await asyncio.sleep(RETRY_S)
+
+    async def _running(self, link: Link) -> None:
+        self.state.enter("loading", "the model")
+        await link.send({"kind": "running"})
+
+    async def _follow(self, link: Link) -> None:
+        while True:
+            try:
+                message = await link.receive()
+            except LinkLost as error:
+                raise _lost(self.config.head, error) from error
+            if message["kind"] == "end":
+                raise GroupEnd.received(message)
+            if message["kind"] == "serving":
+                self.state.clear_failure()
+                self.state.enter("serving")
+
+
+class Head(Supervisor):
+    """Rank 0: waits for the workers, starts them, then itself; proves the group by a token."""
+
+    def __init__(self, config: RankConfig, state: State) -> None:
+        super().__init__(config, state)
+        self._changed = asyncio.Condition()
+        self._started = False
+        self._running: set[int] = set()
+        self._ends: asyncio.Queue[GroupEnd] = asyncio.Queue()
+
+    async def run(self) -> None:
+        address, port = self.config.head.address, self.config.coordination_port
+        try:
+            server = await asyncio.start_server(self._accept, address, port, limit=LINE_LIMIT)
+        except OSError as error:
+            raise self.own_end(f"cannot listen on {address}:{port} ({error.strerror}): free the port") from error
+        try:
+            await _first_of(self._watch(), self._attempt())
+        finally:
+            server.close()
+
+    async def _watch(self) -> None:
+        raise await self._ends.get()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = Link(reader, writer, self.config.heartbeat_s)
+        try:
+            hello = await link.receive()
+            peer = next((p for p in self.config.ranks[1:] if (p.rank, p.address) == (hello.get("rank"), link.address)), None)
+            if peer is None:
+                return await link.close(_refusal(f"{link.address} is not rank {hello.get('rank')} in the head's plan"))
+            if hello.get("digest") != self.config.digest:
+                return await link.close(_refusal("its plan is not the head's: run the service role on all members"))
+            if self._started or peer.rank in self.links:
+                return await link.close(_refusal("the group runs with an earlier start of this rank"))
+            await link.send({"kind": "welcome"})
+        except (LinkLost, ConnectionError):
+            return await link.close()
+        await self._listen(peer, link)
+
+    async def _listen(self, peer: Peer, link: Link) -> None:
+        """Hear a worker until its link is lost: before the start it may come back, afterwards the group ends with it."""
+        await self._note(lambda: self.links.update({peer.rank: link}))
+        try:
+            while True:
+                message = await link.receive()
+                if message["kind"] == "end":
+                    await self._ends.put(GroupEnd.received(message))
+                elif message["kind"] == "running":
+                    await self._note(lambda: self._running.add(peer.rank))
+        except LinkLost as error:
+            if self._started:
+                await self._ends.put(_lost(peer, error))
+            else:
+                await self._note(lambda: self.links.pop(peer.rank))
+                await link.close()
+
+    async def _note(self, change: Callable[[], object]) -> None:
+        async with self._changed:
+            change()
+            self._changed.notify_all()
+
+    async def _attempt(self) -> None:
+        workers = self.config.ranks[1:]
+        await self._until("waiting", "for", lambda: [p for p in workers if p.rank not in self.links])
+        self._started = True
+        await self._tell("start")
+        await self._until("starting", "the container of", lambda: [p for p in workers if p.rank not in self._running])
+        await _first_of(self._prove(), self._run_container())
+
+    async def _until(self, phase: str, words: str, missing: Callable[[], list[Peer]]) -> None:
+        async with self._changed:
+            while absent := missing():
+                self.state.enter(phase, f"{words} {', '.join(str(p) for p in absent)}")
+                await self._changed.wait()
+
+    async def _tell(self, kind: str) -> None:
+        for link in self.links.values():
+            with contextlib.suppress(ConnectionError):  # a lost link ends the group through _listen
+                await link.send({"kind": kind})
+
+    async def _prove(self) -> None:
+        """Wait for the API, generate one token, say that the group serves, and stay."""
+        self.state.enter("loading", "the model")
+        deadline = asyncio.get_running_loop().time() + self.config.start_s
+        while not await asyncio.to_thread(health.healthy, self.config.api_port):
+            if asyncio.get_running_loop().time() > deadline:
+                raise self.own_end(f"did not become healthy within {self.config.start_s:.0f} s", self.container.tail)
+            await asyncio.sleep(RETRY_S)
+        self.state.enter("loading", "the first token")
+        if refusal := await asyncio.to_thread(health.one_token, self.config.api_port, self.config.served_model_name, self.config.api_key):
+            raise self.own_end(f"is healthy but does not compute: {refusal}", self.container.tail)
+        await self._tell("serving")
+        self.state.clear_failure()
+        self.state.enter("serving")
+        await asyncio.Event().wait()
+
+
+def _refusal(reason: str) -> Message:
+    return {"kind": "refuse", "reason": reason}

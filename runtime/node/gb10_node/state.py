@@ -1,0 +1,79 @@
+# Copyright: gb10.cluster contributors
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank is doing, for systemd (status line) and for the collection's modules (state.json)."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from gb10_node.config import RankConfig
+
+PHASES = ("waiting", "starting", "loading", "serving", "stopping", "stopped", "failed")
+
+
+def notify(message: str) -> None:
+    """Tell systemd (sd_notify protocol); silent where the process was not started by systemd."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.connect("\0" + address[1:] if address.startswith("@") else address)
+        channel.sendall(message.encode())
+
+
+class State:
+    """state.json in the unit's runtime directory, replaced whole at every change of phase.
+
+    Keys: group, rank, member, phase, detail, since (epoch seconds), pid, digest, config_hash (of the rank.json that this
+    process runs) and failure: null or {at, reason, culprit, log} of the last failed start or run, kept over restarts so
+    that whoever waits for the group can say why.
+    """
+
+    def __init__(self, config: RankConfig) -> None:
+        self.path: Path = config.run_dir / "state.json"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.data: dict[str, Any] = {
+            "group": config.group,
+            "rank": config.rank,
+            "member": config.me.member,
+            "pid": os.getpid(),
+            "digest": config.digest,
+            "config_hash": config.file_hash,
+            "failure": self._previous_failure(),
+        }
+
+    def _previous_failure(self) -> dict[str, Any] | None:
+        try:
+            failure = json.loads(self.path.read_text(encoding="utf-8"))["failure"]
+        except (OSError, ValueError, KeyError):
+            return None
+        return failure if isinstance(failure, dict) else None
+
+    def enter(self, phase: str, detail: str = "") -> None:
+        """Record a phase; `detail` says what is waited for, in words."""
+        assert phase in PHASES, phase
+        if (self.data.get("phase"), self.data.get("detail")) == (phase, detail):
+            return
+        self.data |= {"phase": phase, "detail": detail, "since": time.time()}
+        self._write()
+        notify(f"STATUS={phase}{': ' + detail if detail else ''}")
+        print(f"gb10: {phase}{': ' + detail if detail else ''}", flush=True)
+
+    def fail(self, reason: str, culprit: str, log: list[str]) -> None:
+        """Record why the group ended: the rank that ended it and its last log lines."""
+        self.data["failure"] = {"at": time.time(), "reason": reason, "culprit": culprit, "log": log}
+        self.enter("failed", reason)
+
+    def clear_failure(self) -> None:
+        """A group that serves has no failure to report."""
+        self.data["failure"] = None
+
+    def _write(self) -> None:
+        temporary = self.path.with_suffix(".new")
+        temporary.write_text(json.dumps(self.data), encoding="utf-8")
+        temporary.replace(self.path)

@@ -1,0 +1,215 @@
+# Copyright: gb10.cluster contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The rank supervisors of a group, as real processes on loopback addresses, over a stand-in for the container engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NODE = Path(__file__).resolve().parents[3] / "runtime" / "node"
+
+ENGINE = r'''#!/usr/bin/env python
+"""Stands in for docker and podman: run stays until stop; rank 0 answers /health and one token; CRASH ends a rank."""
+import http.server, json, os, pathlib, signal, subprocess, sys, time
+here, verb = pathlib.Path(__file__).parent, sys.argv[1]
+with open(here / "calls", "a") as calls: calls.write(" ".join(sys.argv[1:]) + "\n")
+name = sys.argv[sys.argv.index("--name") + 1] if verb == "run" else sys.argv[-1]
+pidfile = here / (name + ".pid")
+if verb in ("stop", "rm"):
+    if pidfile.exists(): os.kill(int(pidfile.read_text()), signal.SIGTERM); pidfile.unlink()
+    sys.exit(0)
+pidfile.write_text(str(os.getpid()))
+print("engine of", name, "starts", flush=True)
+rank = name[-1]
+if (here / ("crash" + rank)).exists():
+    time.sleep(float((here / ("crash" + rank)).read_text() or 0)); print("RuntimeError: out of luck", flush=True); pidfile.unlink(); sys.exit(3)
+if rank != "0": time.sleep(60)
+class Api(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *a): pass
+    def do_GET(self): self.send_response(200); self.end_headers()
+    def do_POST(self):
+        good = self.headers["Authorization"] == "Bearer sesame"
+        body = json.dumps({"usage": {"completion_tokens": 1}}).encode()
+        self.send_response(200 if good else 401); self.end_headers(); self.wfile.write(body)
+http.server.HTTPServer(("127.0.0.1", int((here / "port").read_text())), Api).serve_forever()
+'''
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.05)
+
+
+class Group:
+    """Three ranks on 127.0.0.1 to 127.0.0.3 under one temporary root."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        engine = root / "engine"
+        engine.write_text(ENGINE.replace("/usr/bin/env python", sys.executable))
+        engine.chmod(0o755)
+        self.port, self.api_port = 20000 + os.getpid() % 20000, 40000 + os.getpid() % 20000
+        (root / "port").write_text(str(self.api_port))
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def config(self, rank: int, digest: str = "d" * 64) -> dict[str, Any]:
+        ranks = [{"rank": r, "member": f"t{r + 1}", "address": f"127.0.0.{r + 1}"} for r in range(3)]
+        container = {
+            "name": f"gb10-lab-{rank}", "image": "i", "command": ["serve", f"--node-rank={rank}"], "environment": {"A": "b c"},
+            "volumes": [{"source": "/m", "target": "/models", "read_only": True}], "devices": [], "gpus": False, "capabilities": ["IPC_LOCK"],
+            "ulimits": {"memlock": "-1"}, "shm_mib": 64, "memory_mib": 128, "oom_score_adj": 500,
+        }  # fmt: skip
+        return {
+            "group": "lab", "rank": rank, "world_size": 3, "digest": digest, "engine": str(self.root / "engine"), "ranks": ranks,
+            "coordination_port": self.port, "api": {"port": self.api_port}, "served_model_name": "m", "container": container,
+            "timeouts": {"start_s": 20, "stop_s": 2, "heartbeat_s": 2},
+        }  # fmt: skip
+
+    def start(self, rank: int, **config: Any) -> None:
+        if rank in self.processes:
+            self.processes[rank].wait(15)
+        etc = self.root / f"etc{rank}" / "lab"
+        etc.mkdir(parents=True, exist_ok=True)
+        (etc / "rank.json").write_text(json.dumps(self.config(rank, **config)))
+        if rank == 0:
+            (etc / "api-key").write_text("sesame\n")
+        code = (
+            "import asyncio, sys; from pathlib import Path; from gb10_node import config, rank; "
+            f"sys.exit(asyncio.run(rank.supervise(config.load('lab', Path({str(etc.parent)!r}), Path({str(self.root / f'run{rank}')!r})))))"
+        )
+        with (self.root / f"log{rank}").open("ab") as log:
+            environment = os.environ | {"PYTHONPATH": str(NODE)}
+            self.processes[rank] = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=log, stderr=log)
+
+    def state(self, rank: int) -> dict[str, Any]:
+        try:
+            return json.loads((self.root / f"run{rank}" / "lab" / "state.json").read_text())
+        except FileNotFoundError:
+            return {"phase": "absent", "detail": "", "failure": None}
+
+    def phases(self) -> list[str]:
+        return [self.state(rank)["phase"] for rank in range(3)]
+
+    def calls(self, verb: str) -> list[str]:
+        try:
+            return [line for line in (self.root / "calls").read_text().splitlines() if line.startswith(verb + " ")]
+        except FileNotFoundError:
+            return []
+
+    def statuses(self) -> list[int]:
+        return [self.processes[rank].wait(15) for rank in sorted(self.processes)]
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Group]:
+    group = Group(tmp_path)
+    yield group
+    for process in group.processes.values():
+        if process.poll() is None:
+            process.terminate()
+            process.wait(15)
+
+
+def test_workers_start_first_the_head_last_and_a_token_makes_it_serve(group: Group) -> None:
+    group.start(0)
+    wait_for(lambda: group.state(0)["phase"] == "waiting")
+    group.start(2)
+    wait_for(lambda: "rank 1 on t2" in group.state(0)["detail"] and "rank 2" not in group.state(0)["detail"])
+    assert group.calls("run") == [], "no container runs before the whole group is there"
+    group.start(1)
+    wait_for(lambda: group.phases() == ["serving"] * 3)
+    names = [line.split("--name ")[1].split()[0] for line in group.calls("run")]
+    assert sorted(names[:2]) == ["gb10-lab-1", "gb10-lab-2"] and names[2] == "gb10-lab-0"
+
+
+def test_the_api_key_is_in_no_command_line(group: Group) -> None:
+    for rank in range(3):
+        group.start(rank)
+    wait_for(lambda: group.phases() == ["serving"] * 3)
+    assert "sesame" not in (group.root / "calls").read_text()
+    assert (group.root / "run0" / "lab" / "rank.env").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_rank_that_dies_during_start_ends_all_with_its_last_lines(group: Group) -> None:
+    (group.root / "crash1").write_text("1.5")
+    for rank in range(3):
+        group.start(rank)
+    assert group.statuses() == [75, 1, 75]
+    for rank in range(3):
+        failure = group.state(rank)["failure"]
+        assert failure["reason"] == "rank 1 on t2 exited with status 3"
+        assert failure["culprit"] == "t2"
+        assert failure["log"][-1] == "RuntimeError: out of luck"
+    assert not list(group.root.glob("*.pid")), "no container is left"
+
+
+def test_a_head_that_dies_ends_the_workers(group: Group) -> None:
+    (group.root / "crash0").write_text("1")
+    for rank in range(3):
+        group.start(rank)
+    assert group.statuses() == [1, 75, 75]
+    assert group.state(2)["failure"]["reason"] == "rank 0 on t1 exited with status 3"
+
+
+def test_a_killed_supervisor_ends_the_group_and_its_return_starts_it(group: Group) -> None:
+    for rank in range(3):
+        group.start(rank)
+    wait_for(lambda: group.phases() == ["serving"] * 3)
+    group.processes[2].send_signal(signal.SIGKILL)
+    assert group.statuses() == [75, 75, -9]
+    assert "rank 2 on t3 closed its link" in group.state(0)["failure"]["reason"]
+    for rank in range(3):
+        group.start(rank)
+    wait_for(lambda: group.phases() == ["serving"] * 3)
+    assert group.state(0)["failure"] is None
+
+
+def test_a_frozen_member_is_lost_after_the_heartbeat_time(group: Group) -> None:
+    for rank in range(3):
+        group.start(rank)
+    wait_for(lambda: group.phases() == ["serving"] * 3)
+    group.processes[1].send_signal(signal.SIGSTOP)
+    assert group.processes[0].wait(15) == 75
+    assert "rank 1 on t2 was silent" in group.state(0)["failure"]["reason"]
+    group.processes[1].send_signal(signal.SIGCONT)
+
+
+def test_a_stopped_rank_stops_cleanly_and_ends_the_others(group: Group) -> None:
+    for rank in range(3):
+        group.start(rank)
+    wait_for(lambda: group.phases() == ["serving"] * 3)
+    group.processes[1].terminate()
+    assert group.statuses() == [75, 0, 75]
+    assert group.state(0)["failure"]["reason"] == "rank 1 on t2 was stopped"
+    assert group.state(1)["phase"] == "stopped"
+
+
+def test_another_plan_is_refused_without_a_start(group: Group) -> None:
+    group.start(0)
+    group.start(1)
+    group.start(2, digest="e" * 64)
+    wait_for(lambda: "plan is not the head's" in group.state(2)["detail"])
+    assert group.calls("run") == []
+
+
+def test_a_worker_that_leaves_before_the_start_costs_nothing(group: Group) -> None:
+    group.start(0)
+    group.start(1)
+    wait_for(lambda: "rank 1" not in group.state(0)["detail"] and group.state(0)["phase"] == "waiting")
+    group.processes[1].kill()
+    wait_for(lambda: "rank 1" in group.state(0)["detail"])
+    group.start(1)
+    group.start(2)
+    wait_for(lambda: group.phases() == ["serving"] * 3)
