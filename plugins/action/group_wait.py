@@ -1,0 +1,44 @@
+# Copyright: gb10.cluster contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Controller's side of group_wait: asks the member again and again, and shows what it answers."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+display = Display()
+LINE_WIDTH = 140
+"""Columns of a log line that are shown: progress has to stay one line on a terminal."""
+
+
+class ActionModule(ActionBase):
+    """See the module's documentation."""
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Run the module until it has an answer or the time is over."""
+        super().run(tmp, task_vars)
+        task_vars = task_vars or {}
+        host = task_vars.get("inventory_hostname", "")
+        if self._task.check_mode:
+            return {"changed": False, "skipped": True, "msg": "nothing is started in check mode"}
+        begin, shown = time.monotonic(), ""
+        while True:
+            result: dict[str, Any] = self._execute_module(module_name="gb10.cluster.group_wait", task_vars=task_vars)
+            waited = time.monotonic() - begin
+            if result.get("failed") or result.get("phase") == "serving":
+                return result
+            what = f"{result['phase']}{': ' if result['detail'] else ''}{result['detail']}"
+            if waited > float(self._task.args.get("timeout", 1800)):
+                return result | {
+                    "failed": True,
+                    "msg": f"the group did not serve within {waited:.0f} s; {host} is {what}: see the playbook gb10.cluster.logs",
+                }
+            line = f"{host}: {what} | {result['line'].splitlines()[-1] if result['line'] else ''}"[:LINE_WIDTH]
+            if line != shown:
+                display.display(f"  {waited:5.0f} s  {line}")
+                shown = line

@@ -1,0 +1,88 @@
+# Copyright: gb10.cluster contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The only place where the core touches a host: reads under a root path, runs commands, writes files whole."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command left: exit status, output and error output as text."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def message(self) -> str:
+        """The last line that says something, for a one-sentence error."""
+        lines = [line for line in (self.err + "\n" + self.out).splitlines() if line.strip()]
+        return lines[-1].strip() if lines else f"exit status {self.status}"
+
+
+def run(argv: Sequence[str], timeout: float = 60.0, environment: Mapping[str, str] | None = None) -> Result:
+    """Run a command in the C locale without a shell; a missing program is status 127, a time-out 124, as a shell says."""
+    try:
+        done = subprocess.run(
+            list(argv),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "LC_ALL": "C", **(environment or {})},
+        )
+    except FileNotFoundError:
+        return Result(127, "", f"{argv[0]} is not installed")
+    except subprocess.TimeoutExpired:
+        return Result(124, "", f"{argv[0]} took longer than {timeout:.0f} s")
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def read(path: str | Path) -> str | None:
+    """Text of a file without its last newline; None when it is absent or cannot be read (sysfs answers EINVAL for unused slots)."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").rstrip("\n")
+    except OSError:
+        return None
+
+
+def read_bytes(path: str | Path) -> bytes | None:
+    """Bytes of a file; None when it does not exist."""
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def names(directory: str | Path) -> list[str]:
+    """Sorted names in a directory; empty when it does not exist."""
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
+def write(path: str | Path, content: bytes, mode: int = 0o644) -> None:
+    """Replace a file whole: readers see the old bytes or the new ones, and a crash leaves one of the two."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

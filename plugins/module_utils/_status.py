@@ -1,0 +1,73 @@
+# Copyright: gb10.cluster contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The state of a cluster on one screen: one line a member, each bad line with the command that comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import _host, _netplan, _settings, _units
+
+PLAYBOOK = "ansible-playbook gb10.cluster."
+
+
+def read_member(group: str, legs: Sequence[Mapping[str, Any]], mtu: int, procfs_root: str = "/proc") -> dict[str, Any]:
+    """What one member says of itself: its rank, its legs, its memory (MiB) and swap."""
+    state = _units.read_rank_state(group)
+    live = _netplan.parse_addresses(_host.run(["ip", "-json", "address"]).out)
+    meminfo = dict(line.partition(":")[::2] for line in (_host.read(f"{procfs_root}/meminfo") or "").splitlines())
+    return {
+        "active": state.active,
+        "phase": state.phase if state.is_active else "stopped",
+        "detail": state.detail,
+        "failure": dict(state.failure) if state.failure else None,
+        "leg_problems": [
+            *_netplan.leg_differences(legs, mtu, live),
+            *(f"{leg['netdev']} has no carrier" for leg in legs if leg["netdev"] in live and not live[leg["netdev"]].carrier),
+        ],
+        "legs": len(legs),
+        "mem_free_mib": int(meminfo.get("MemFree", "0 kB").split()[0]) // 1024,
+        "mem_total_mib": int(meminfo.get("MemTotal", "0 kB").split()[0]) // 1024,
+        "swaps": _settings.active_swaps(_host.read(f"{procfs_root}/swaps") or ""),
+    }
+
+
+def screen(plan: Mapping[str, Any], members: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
+    """Lines of the status screen. A member that did not answer is None."""
+    cluster, service = plan["cluster"], plan["service"]
+    head = members.get(cluster["head"]) or {}
+    serving = all(member is not None and member["phase"] == "serving" for member in members.values())
+    lines = [
+        f"group {cluster['name']}: {'serving' if serving else 'not serving'} {service['served_model_name']} ({cluster['profile']}) "
+        f"at {service['url']}/v1, {cluster['topology']} of {len(cluster['members'])}"
+    ]
+    width = max(len(name) for name in members)
+    for name, member in members.items():
+        rank = plan["members"][name]["rank"]
+        start = f"{name:<{width}}  rank {rank}"
+        if member is None:
+            lines.append(f"{start}  unreachable -> check its power and its management network")
+            continue
+        memory = f"{member['mem_free_mib'] / 1024:.1f} of {member['mem_total_mib'] / 1024:.1f} GiB free"
+        detail = f" ({member['detail']})" if member["detail"] and member["phase"] not in ("serving", "stopped") else ""
+        lines.append(
+            f"{start}  {member['phase']}{detail}, {member['legs'] - _bad_legs(member)}/{member['legs']} legs, {memory}{_next_command(member)}"
+        )
+        lines += [f"{'':<{width}}  {problem} -> {PLAYBOOK}site --tags fabric" for problem in member["leg_problems"]]
+        if member["swaps"]:
+            lines.append(f"{'':<{width}}  swap is on ({', '.join(member['swaps'])}) -> {PLAYBOOK}site --tags fabric")
+    failure = head.get("failure") or next((m["failure"] for m in members.values() if m and m["failure"]), None)
+    if failure and not serving:
+        lines.append(f"last failure: {failure['reason']} -> {PLAYBOOK}logs --limit {failure['culprit']}")
+    return lines
+
+
+def _bad_legs(member: Mapping[str, Any]) -> int:
+    return len({problem.split()[0] for problem in member["leg_problems"]})
+
+
+def _next_command(member: Mapping[str, Any]) -> str:
+    if member["active"] == "failed":
+        return f" -> {PLAYBOOK}logs, then {PLAYBOOK}start"
+    return f" -> {PLAYBOOK}start" if member["phase"] == "stopped" else ""

@@ -1,0 +1,142 @@
+# Copyright: gb10.cluster contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""systemd units of a group, and the rule by which a running rank is restarted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import _host
+from ._files import ManagedFile
+
+NODE_PACKAGE = "/usr/local/lib/gb10/gb10_node.pyz"
+START_LIMIT_S, START_LIMIT = 1800, 5
+"""A group that ends this often within the time stays down: something is wrong that another start does not cure."""
+RESTART_S = 5
+STOP_MARGIN_S = 30
+"""Time beyond the container's own stop time in which the rank tells the others and removes the container."""
+
+
+def target_unit(group: str) -> str:
+    """The unit that stands for the whole group on a member."""
+    return f"gb10@{group}.target"
+
+
+def rank_unit(group: str) -> str:
+    """The unit of this member's rank."""
+    return f"gb10-rank@{group}.service"
+
+
+def unit_files(engine: str, stop_s: float) -> list[ManagedFile]:
+    """The two template units. `engine` is docker or podman, whose path is the member's own business."""
+    program = shutil.which(engine) or f"/usr/bin/{engine}"
+    after = "network-online.target" + (" docker.service" if engine == "docker" else "")
+    target = """\
+# Written by gb10.cluster (role service).
+[Unit]
+Description=Inference group %i
+Wants=gb10-rank@%i.service
+
+[Install]
+WantedBy=multi-user.target
+"""
+    rank = f"""\
+# Written by gb10.cluster (role service).
+[Unit]
+Description=Rank of the inference group %i
+After={after}
+Wants=network-online.target
+PartOf=gb10@%i.target
+StartLimitIntervalSec={START_LIMIT_S}
+StartLimitBurst={START_LIMIT}
+
+[Service]
+Type=notify
+ExecStart=/usr/bin/python3 {NODE_PACKAGE} rank %i
+ExecStopPost=-{program} rm --force gb10-%i
+Restart=on-failure
+RestartSec={RESTART_S}
+RestartPreventExitStatus=78
+KillMode=mixed
+TimeoutStopSec={int(stop_s) + STOP_MARGIN_S}
+RuntimeDirectory=gb10/%i
+RuntimeDirectoryMode=0700
+RuntimeDirectoryPreserve=yes
+"""
+    return [
+        ManagedFile("/etc/systemd/system/gb10@.target", target.encode()),
+        ManagedFile("/etc/systemd/system/gb10-rank@.service", rank.encode()),
+    ]
+
+
+def rank_files(config: Mapping[str, Any], package: bytes, stamps: Mapping[str, str], api_key: str | None) -> list[ManagedFile]:
+    """All files of a rank.
+
+    What runs is more than the plan: the node package, the units and the `stamps` (image id, checkpoint) count too. They go into
+    rank.json, so that its hash tells whether a running rank is up to date, and into the digest that the ranks compare before a start.
+    """
+    units = unit_files(config["engine"], config["timeouts"]["stop_s"])
+    full_stamps = {
+        **stamps,
+        "node": hashlib.sha256(package).hexdigest(),
+        "units": hashlib.sha256(b"".join(unit.content for unit in units)).hexdigest(),
+    }
+    shared = {key: value for key, value in full_stamps.items() if key != "units"}  # a program's path may differ between members
+    digest = hashlib.sha256(json.dumps([config["digest"], shared], sort_keys=True).encode()).hexdigest()
+    content = json.dumps({**config, "digest": digest, "stamps": full_stamps}, indent=1, sort_keys=True) + "\n"
+    etc = f"/etc/gb10/{config['group']}"
+    files = [*units, ManagedFile(NODE_PACKAGE, package), ManagedFile(f"{etc}/rank.json", content.encode())]
+    if api_key is not None:
+        files.append(ManagedFile(f"{etc}/api-key", (api_key + "\n").encode(), 0o600, secret=True))
+    return files
+
+
+@dataclass(frozen=True)
+class RankState:
+    """What systemd and the rank itself say. `phase` is "absent" where no rank has run since boot."""
+
+    active: str
+    phase: str
+    detail: str
+    config_hash: str
+    failure: Mapping[str, Any] | None
+    status: str
+
+    @property
+    def is_active(self) -> bool:
+        """True while systemd runs the rank or is about to run it again."""
+        return self.active in ("active", "activating", "reloading", "deactivating")
+
+    @property
+    def holds_group(self) -> bool:
+        """True when ending this rank ends a group that has started."""
+        return self.is_active and self.phase in ("starting", "loading", "serving")
+
+
+def read_rank_state(group: str, run_root: str = "/run/gb10") -> RankState:
+    """Ask systemd and read the rank's state.json."""
+    shown = _host.run(["systemctl", "show", rank_unit(group), "--property=ActiveState,StatusText,Result"])
+    properties = dict(line.partition("=")[::2] for line in shown.out.splitlines())
+    try:
+        state = json.loads(_host.read(Path(run_root) / group / "state.json") or "{}")
+    except ValueError:
+        state = {}
+    return RankState(
+        active=properties.get("ActiveState", "unknown"),
+        phase=state.get("phase", "absent"),
+        detail=state.get("detail", ""),
+        config_hash=state.get("config_hash", ""),
+        failure=state.get("failure"),
+        status=properties.get("StatusText", ""),
+    )
+
+
+def needs_restart(state: RankState, rank_json: bytes) -> bool:
+    """A rank runs out of date when the configuration it read is not the file's."""
+    return state.is_active and state.config_hash != hashlib.sha256(rank_json).hexdigest()

@@ -1,0 +1,189 @@
+#!/usr/bin/python
+# Copyright: gb10.cluster contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The units of a group on one member."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: rank_unit
+short_description: Install, start, stop and remove this member's rank of a group
+version_added: 0.1.0
+description:
+  - Writes the systemd units, the node services and the rank's configuration, and enables the group at boot.
+  - A running rank is restarted only when what it runs differs from what is wanted. That is decided by the state of the running rank, so a run that
+    failed half-way is repaired by the next one.
+  - The ranks of all members find one another and start together, the workers first and the head last. See M(gb10.cluster.group_wait).
+author: [gb10.cluster contributors (@gb10-cluster)]
+extends_documentation_fragment: [gb10.cluster._attributes]
+attributes:
+  check_mode: {support: full}
+  diff_mode: {support: full}
+  idempotent: {support: full}
+options:
+  group:
+    description: Name of the group.
+    type: str
+    required: true
+  state:
+    description:
+      - V(started) writes the files, enables the group and starts it, or restarts it where it runs out of date.
+      - V(restarted) does the same, and restarts it in any case.
+      - V(stopped) stops the rank; with one rank the whole group stops computing.
+      - V(absent) stops the rank and removes every file that was written.
+    type: str
+    choices: [started, restarted, stopped, absent]
+    default: started
+  config:
+    description: The rank's configuration, from the plan (C(members.NAME.rank_config)).
+    type: dict
+  package:
+    description: The node services, from P(gb10.cluster.node_package#lookup).
+    type: str
+  stamps:
+    description: Identities of what the plan names but does not hold, such as the image's id. Another value restarts the rank.
+    type: dict
+    default: {}
+  api_key:
+    description: API key of the endpoint. Left out, the head makes one at the first start and keeps it in C(/etc/gb10/GROUP/api-key).
+    type: str
+  allow_disruption:
+    description: Permit what ends a running group.
+    type: bool
+    default: false
+"""
+
+EXAMPLES = r"""
+- name: Run this member's rank
+  gb10.cluster.rank_unit:
+    group: "{{ plan.service.group }}"
+    config: "{{ plan.members[inventory_hostname].rank_config }}"
+    package: "{{ lookup('gb10.cluster.node_package') }}"
+"""
+
+RETURN = r"""
+actions:
+  description: What was done, or would be done in check mode, one sentence each.
+  returned: always
+  type: list
+  elements: str
+started_at:
+  description: The member's clock just before the rank was started, in seconds since 1970; V(0) when it was running already.
+  returned: always
+  type: float
+"""
+
+import base64
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils import _host, _units
+from ..module_utils._files import FileSet
+
+SYSTEMCTL_TIMEOUT_S = 300
+
+
+def systemctl(module: AnsibleModule, *arguments: str) -> None:
+    """Run systemctl or fail with what it said."""
+    done = _host.run(["systemctl", *arguments], timeout=SYSTEMCTL_TIMEOUT_S)
+    if done.status:
+        module.fail_json(msg=f"systemctl {' '.join(arguments)} failed ({done.message}): see journalctl -u {arguments[-1]} on this member")
+
+
+def api_key_for(parameters: Mapping[str, Any]) -> str | None:
+    """The head's key: given, or kept, or new. A worker has none."""
+    if parameters["config"]["rank"]:
+        return None
+    kept = _host.read(f"/etc/gb10/{parameters['group']}/api-key")
+    return parameters["api_key"] or kept or secrets.token_urlsafe(32)
+
+
+def files_for(parameters: Mapping[str, Any]) -> FileSet:
+    """The files of this rank, none for state absent."""
+    wanted = []
+    if parameters["state"] in ("started", "restarted"):
+        package = base64.b64decode(parameters["package"])
+        wanted = _units.rank_files(parameters["config"], package, parameters["stamps"], api_key_for(parameters))
+    return FileSet(f"service-{parameters['group']}", wanted)
+
+
+def main() -> None:
+    """Decide from the state of the running rank, then act."""
+    module = AnsibleModule(
+        argument_spec={
+            "group": {"type": "str", "required": True},
+            "state": {"type": "str", "choices": ["started", "restarted", "stopped", "absent"], "default": "started"},
+            "config": {"type": "dict"},
+            "package": {"type": "str"},
+            "stamps": {"type": "dict", "default": {}},
+            "api_key": {"type": "str", "no_log": True},
+            "allow_disruption": {"type": "bool", "default": False},
+        },
+        required_if=[("state", "started", ("config", "package")), ("state", "restarted", ("config", "package"))],
+        supports_check_mode=True,
+    )
+    group, wanted_state = module.params["group"], module.params["state"]
+    running = _units.read_rank_state(group)
+    unit, target = _units.rank_unit(group), _units.target_unit(group)
+    actions: list[str] = []
+    diff: list[dict[str, str]] = []
+    started_at = 0.0
+
+    if wanted_state == "stopped":
+        if running.is_active:
+            actions.append(f"stop {target}")
+            if not module.check_mode:
+                systemctl(module, "stop", target, unit)
+        module.exit_json(changed=bool(actions), actions=actions, started_at=started_at, diff=diff)
+
+    files = files_for(module.params)
+    diff = [change.diff() for change in files.changes]
+    actions += [f"{'write' if change.after else 'remove'} {change.path}" for change in files.changes]
+    if wanted_state == "absent":
+        if running.is_active:
+            actions.insert(0, f"stop {target}")
+        if running.holds_group and not module.params["allow_disruption"] and not module.check_mode:
+            module.fail_json(
+                msg=f"group {group} runs ({running.phase}): stop it first (playbook gb10.cluster.stop) or set cluster_allow_disruption=true"
+            )
+        if actions and not module.check_mode:
+            _host.run(["systemctl", "disable", "--now", target, unit], timeout=SYSTEMCTL_TIMEOUT_S)
+            files.apply()
+            systemctl(module, "daemon-reload")
+        module.exit_json(changed=bool(actions), actions=actions, started_at=started_at, diff=diff)
+
+    rank_json = next(file.content for file in files.wanted if file.path.endswith("/rank.json"))
+    restart = wanted_state == "restarted" or _units.needs_restart(running, rank_json)
+    if running.is_active and restart:
+        actions.append(f"restart {unit}" + (", which ends the running group" if running.holds_group else ""))
+        if running.holds_group and not module.params["allow_disruption"] and not module.check_mode:
+            module.fail_json(
+                msg=f"group {group} runs ({running.phase}) and this change restarts it: stop it first (playbook gb10.cluster.stop) "
+                "or set cluster_allow_disruption=true"
+            )
+    elif not running.is_active:
+        actions.append(f"start {unit}")
+    enabled = _host.run(["systemctl", "is-enabled", target]).out.strip() == "enabled"
+    if not enabled:
+        actions.append(f"enable {target}")
+
+    if actions and not module.check_mode:
+        if files.changes:
+            files.apply()
+            systemctl(module, "daemon-reload")
+        if not enabled:
+            systemctl(module, "enable", target)
+        if restart or not running.is_active:
+            started_at = time.time()
+            _host.run(["systemctl", "reset-failed", unit])
+            systemctl(module, "restart", target, unit)
+    module.exit_json(changed=bool(actions), actions=actions, started_at=started_at, diff=diff)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+# Copyright: gb10.cluster contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Text in, decisions out: swap and sysctls, netplan and live legs, listening ports, managed files, probes, status."""
+
+from __future__ import annotations
+
+import json
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.gb10.cluster.plugins.module_utils import _host, _netplan, _probes, _settings, _sockets, _status, _units
+from ansible_collections.gb10.cluster.plugins.module_utils._files import FileSet, ManagedFile
+from hypothesis import given
+from hypothesis import strategies as st
+
+FSTAB = "# a comment swap\nUUID=1 / ext4 defaults 0 1\n/swap.img none swap sw 0 0\n  /dev/zd0\tnone\tswap\tdefaults 0 0\n#/old none swap sw 0 0\n"
+LEGS: list[dict[str, Any]] = [
+    {"netdev": "enp1s0f0np0", "address": "10.10.0.1", "prefix_length": 30, "cable": "t1.0-t2.1"},
+    {"netdev": "enP2p1s0f0np0", "address": "10.10.1.1", "prefix_length": 30, "cable": "t1.0-t2.1"},
+]
+
+
+def test_swap_entries_are_marked_and_given_back() -> None:
+    off = _settings.fstab_without_swap(FSTAB)
+    assert [line for line in off.splitlines() if not line.startswith("#")] == ["UUID=1 / ext4 defaults 0 1"]
+    assert _settings.fstab_without_swap(off) == off
+    assert _settings.fstab_with_swap(off) == FSTAB
+
+
+@given(st.text(alphabet=" \n#/swapnoe\t0", max_size=200))
+def test_marking_any_fstab_loses_nothing(text: str) -> None:
+    assert _settings.fstab_with_swap(_settings.fstab_without_swap(text)) == text
+
+
+def test_swaps_and_units_are_read() -> None:
+    assert _settings.active_swaps("Filename\tType\tSize\n/swap.img file 8388604 0 -2\n") == ["/swap.img"]
+    assert _settings.swap_units("dev-zram0.swap static -\nswap.img.swap generated -\nold.swap masked enabled\n") == ["dev-zram0.swap"]
+
+
+def test_sysctl_keys_keep_dots_inside_device_names() -> None:
+    assert _settings.sysctl_path("vm.min_free_kbytes") == "vm/min_free_kbytes"
+    assert _settings.sysctl_path("net/ipv4/conf/eth0.7/arp_ignore") == "net/ipv4/conf/eth0.7/arp_ignore"
+
+
+def test_the_netplan_file_is_yaml_with_one_address_a_leg() -> None:
+    ethernets = yaml.safe_load(_netplan.netplan_file(LEGS, 9000, "networkd"))["network"]["ethernets"]
+    assert ethernets["enP2p1s0f0np0"]["addresses"] == ["10.10.1.1/30"]
+    assert all(leg["mtu"] == 9000 and leg["ignore-carrier"] and not leg["dhcp4"] and leg["link-local"] == [] for leg in ethernets.values())
+
+
+def addresses(**devices: tuple[int, list[str]]) -> str:
+    return json.dumps(
+        [
+            {
+                "ifname": name, "mtu": mtu, "flags": ["UP"],
+                "addr_info": [{"family": "inet", "local": a.split("/")[0], "prefixlen": int(a.split("/")[1])} for a in cidrs],
+            }
+            for name, (mtu, cidrs) in devices.items()
+        ]
+    )  # fmt: skip
+
+
+def test_live_legs_are_compared_with_the_plan() -> None:
+    good = _netplan.parse_addresses(addresses(enp1s0f0np0=(9000, ["10.10.0.1/30"]), enP2p1s0f0np0=(9000, ["10.10.1.1/30"])))
+    assert _netplan.leg_differences(LEGS, 9000, good) == []
+    bad = _netplan.parse_addresses(addresses(enp1s0f0np0=(1500, ["10.10.0.1/24", "192.168.0.1/24"])))
+    assert _netplan.leg_differences(LEGS, 9000, bad) == [
+        "enp1s0f0np0 lacks 10.10.0.1/30",
+        "enp1s0f0np0 also has 10.10.0.1/24, 192.168.0.1/24",
+        "enp1s0f0np0 has MTU 1500 instead of 9000",
+        "enP2p1s0f0np0 does not exist",
+    ]
+
+
+def test_used_networks_are_addresses_and_routes_but_no_default() -> None:
+    devices = _netplan.parse_addresses(addresses(lo=(65536, ["127.0.0.1/8"]), mgmt0=(1500, ["10.99.0.11/24"])))
+    routes = json.dumps(
+        [{"dst": "default", "dev": "mgmt0"}, {"dst": "10.8.0.0/16", "dev": "tun0"}, {"type": "local", "dst": "10.99.0.11", "dev": "mgmt0"}]
+    )
+    assert _netplan.used_networks(devices, routes) == [
+        {"network": "10.99.0.11/24", "device": "mgmt0"},
+        {"network": "10.8.0.0/16", "device": "tun0"},
+    ]
+
+
+def test_a_held_port_is_found_with_its_program() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+        assert port not in _sockets.listeners("/proc")
+        server.listen()
+        assert "(pid " in _sockets.listeners("/proc")[port]
+
+
+def file_set(root: Path, *files: ManagedFile) -> FileSet:
+    return FileSet("test", files, root=str(root))
+
+
+def test_managed_files_are_written_compared_and_removed(tmp_path: Path) -> None:
+    one, key = ManagedFile("/etc/gb10/a", b"1\n"), ManagedFile("/etc/gb10/key", b"secret\n", 0o600, secret=True)
+    first = file_set(tmp_path, one, key)
+    assert [change.path for change in first.changes] == ["/etc/gb10/a", "/etc/gb10/key"]
+    assert "secret" not in str([change.diff() for change in first.changes])
+    first.apply()
+    assert stat.S_IMODE((tmp_path / "etc/gb10/key").stat().st_mode) == 0o600
+    assert file_set(tmp_path, one, key).changes == []
+    less = file_set(tmp_path, one)
+    assert [(change.path, change.after) for change in less.changes] == [("/etc/gb10/key", None)]
+    less.apply()
+    assert not (tmp_path / "etc/gb10/key").exists()
+    (tmp_path / "etc/gb10/foreign").write_text("x")
+    file_set(tmp_path).apply()
+    assert [path.name for path in (tmp_path / "etc/gb10").iterdir()] == ["foreign"], "only what was written is removed"
+
+
+def test_managed_files_are_restored_byte_for_byte(tmp_path: Path) -> None:
+    file_set(tmp_path, ManagedFile("/a", b"old\n")).apply()
+    change = file_set(tmp_path, ManagedFile("/a", b"new\n"), ManagedFile("/b", b"b\n"))
+    change.apply()
+    change.restore()
+    assert (tmp_path / "a").read_bytes() == b"old\n" and not (tmp_path / "b").exists()
+
+
+def test_a_write_that_fails_leaves_the_old_bytes(tmp_path: Path) -> None:
+    _host.write(tmp_path / "a", b"old")
+    with pytest.raises(TypeError):
+        _host.write(tmp_path / "a", "text".encode, 0o644)  # type: ignore[arg-type]
+    assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_bytes() == b"old"
+
+
+def rank_config() -> dict[str, Any]:
+    return {"group": "lab", "rank": 0, "digest": "d", "engine": "podman", "timeouts": {"stop_s": 30}}
+
+
+def test_rank_files_change_with_each_stamp_and_hide_the_key() -> None:
+    def rank_json(**stamps: str) -> dict[str, Any]:
+        files = {file.path: file for file in _units.rank_files(rank_config(), b"package", stamps, "sesame")}
+        assert files["/etc/gb10/lab/api-key"].secret and files["/etc/gb10/lab/api-key"].mode == 0o600
+        assert b"sesame" not in b"".join(file.content for path, file in files.items() if not path.endswith("api-key"))
+        content: dict[str, Any] = json.loads(files["/etc/gb10/lab/rank.json"].content)
+        return content
+
+    assert rank_json(image="a") == rank_json(image="a")
+    assert rank_json(image="a")["digest"] != rank_json(image="b")["digest"]
+
+
+def state(**fields: Any) -> _units.RankState:
+    return _units.RankState(
+        **{"active": "active", "phase": "serving", "detail": "", "config_hash": "", "failure": None, "status": ""} | fields
+    )
+
+
+def test_only_a_running_rank_with_another_configuration_is_restarted() -> None:
+    assert _units.needs_restart(state(config_hash="0" * 64), b"{}")
+    assert not _units.needs_restart(state(active="inactive", config_hash="0" * 64), b"{}")
+    assert state(phase="waiting").holds_group is False and state(phase="loading").holds_group is True
+
+
+def test_probe_verdicts() -> None:
+    probe = {"prompt": "capital?", "expect": "paris", "max_tokens": 8}
+    assert _probes.chat_verdict(probe, "It is Paris.") is None
+    assert "is empty" in (_probes.chat_verdict(probe, " ") or "")
+    assert "does not match" in (_probes.chat_verdict(probe, "Lyon") or "")
+    assert _probes.parity_verdict([1, 2, 3], [1, 2, 3]) is None
+    assert "token 2 of 3" in (_probes.parity_verdict([1, 2, 3], [1, 5, 3]) or "")
+    assert "token 3 of 3" in (_probes.parity_verdict([1, 2, 3], [1, 2]) or "")
+
+
+def test_each_bad_line_of_the_screen_ends_with_a_command() -> None:
+    plan = {
+        "cluster": {"name": "lab", "head": "t1", "topology": "ring", "members": ["t1", "t2", "t3"], "profile": "p"},
+        "service": {"url": "http://x", "served_model_name": "m"},
+        "members": {name: {"rank": rank} for rank, name in enumerate(("t1", "t2", "t3"))},
+    }
+    good = {
+        "active": "active", "phase": "serving", "detail": "", "failure": None, "leg_problems": [], "legs": 4,
+        "mem_free_mib": 2048, "mem_total_mib": 4096, "swaps": [],
+    }  # fmt: skip
+    assert _status.screen(plan, {"t1": good, "t2": good, "t3": good})[0].startswith("group lab: serving m")
+    failure = {"reason": "rank 1 on t2 exited with status 3", "culprit": "t2", "at": 1, "log": []}
+    bad = good | {
+        "active": "failed",
+        "phase": "stopped",
+        "failure": failure,
+        "leg_problems": ["enp1s0f0np0 has no carrier"],
+        "swaps": ["/swap"],
+    }
+    lines = _status.screen(plan, {"t1": good | {"phase": "waiting"}, "t2": bad, "t3": None})
+    assert "not serving" in lines[0]
+    assert all("->" in line for line in lines[2:])
+    assert lines[-1] == "last failure: rank 1 on t2 exited with status 3 -> ansible-playbook gb10.cluster.logs --limit t2"
