@@ -1,4 +1,5 @@
 # Copyright: gb10.cluster contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Lookup gb10.cluster.plan: the inventory's own plan."""
 
@@ -59,6 +60,7 @@ GROUP = "sparks"
 PER_HOST = {"cluster_address", "cluster_management_interface"}
 NOT_SETTINGS = PER_HOST | {"cluster_plan"}
 KNOWN = set(SETTINGS["properties"]) - PER_HOST
+
 
 class LookupModule(LookupBase):
     """Collects what the inventory says and hands it to the core."""

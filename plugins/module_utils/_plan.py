@@ -99,9 +99,7 @@ def build_plan(members: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
 def members_of(members: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> list[Member]:
     """Members by rank; the management interface is the group's unless a member names its own."""
     default = settings["cluster_management_interface"]
-    return [
-        Member(member["name"], rank, member["address"], member.get("interface", default)) for rank, member in enumerate(members)
-    ]
+    return [Member(member["name"], rank, member["address"], member.get("interface", default)) for rank, member in enumerate(members)]
 
 
 def digest(plan: Mapping[str, Any]) -> str:
@@ -128,15 +126,16 @@ def replicas(fabric: Fabric) -> list[dict[str, str]]:
 
     The address is that of the source on the first leg (half A) towards the copying member.
     """
-    reached = [fabric.members[0]]
-    copies: list[dict[str, str]] = []
-    for source in reached:
+    copies: dict[str, dict[str, str]] = {}
+    waiting = [fabric.members[0]]
+    while waiting:
+        source = waiting.pop(0)
         for leg, end in fabric.legs_of(source):
             for peer in leg.ends:
-                if peer.member not in reached:
-                    reached.append(peer.member)
-                    copies.append({"member": peer.member, "from": source, "address": end.address})
-    return copies
+                if peer.member not in {fabric.members[0], *copies}:
+                    copies[peer.member] = {"member": peer.member, "from": source, "address": end.address}
+                    waiting.append(peer.member)
+    return list(copies.values())
 
 
 def member_legs(fabric: Fabric, member: str) -> list[dict[str, Any]]:
@@ -152,9 +151,7 @@ def member_legs(fabric: Fabric, member: str) -> list[dict[str, Any]]:
             "prefix_length": leg.network.prefixlen,
             "network": str(leg.network),
             "peers": [
-                {"member": peer.member, "netdev": peer.port.netdev, "address": peer.address}
-                for peer in leg.ends
-                if peer.member != member
+                {"member": peer.member, "netdev": peer.port.netdev, "address": peer.address} for peer in leg.ends if peer.member != member
             ],
         }
         for leg, end in fabric.legs_of(member)
@@ -163,9 +160,7 @@ def member_legs(fabric: Fabric, member: str) -> list[dict[str, Any]]:
 
 def nccl_environment(fabric: Fabric, member: Member, settings: Mapping[str, Any], overrides: Mapping[str, str]) -> dict[str, str]:
     """A member's NCCL and Gloo variables under the settings."""
-    return _nccl.environment(
-        fabric, member.name, member.interface, devices=bool(settings["cluster_devices"]), overrides=overrides
-    )
+    return _nccl.environment(fabric, member.name, member.interface, devices=bool(settings["cluster_devices"]), overrides=overrides)
 
 
 def _overrides(profile: Mapping[str, Any]) -> dict[str, str]:
@@ -182,9 +177,7 @@ def _check_ports(profile: Mapping[str, Any], settings: Mapping[str, Any]) -> Non
         taken[port] = f"also {key.removeprefix('inventory: ')}"
 
 
-def _source(
-    profile: Mapping[str, Any], part: str, kind: str, setting: str, settings: Mapping[str, Any]
-) -> dict[str, Any]:
+def _source(profile: Mapping[str, Any], part: str, kind: str, setting: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Where a part comes from: a setting's path on the controller, or as the profile says."""
     if settings[setting]:
         return {"kind": kind, "path": settings[setting]}
@@ -200,8 +193,7 @@ def _fabric(fabric: Fabric) -> dict[str, Any]:
         "prefix_length": fabric.prefix_length,
         "networks": [str(leg.network) for leg in fabric.legs],
         "cables": [
-            {"name": cable.name, "ends": [{"member": plug.member, "cage": plug.cage} for plug in cable.ends]}
-            for cable in fabric.cables
+            {"name": cable.name, "ends": [{"member": plug.member, "cage": plug.cage} for plug in cable.ends]} for cable in fabric.cables
         ],
         "legs": [
             {
@@ -273,8 +265,7 @@ def _volumes(profile: Mapping[str, Any], settings: Mapping[str, Any]) -> list[di
         directories.append(engram["directory"])
     root = settings["cluster_storage_root"]
     volumes = [
-        {"source": f"{root}/{directory}", "target": f"{_serving.MODELS_MOUNT}/{directory}", "read_only": True}
-        for directory in directories
+        {"source": f"{root}/{directory}", "target": f"{_serving.MODELS_MOUNT}/{directory}", "read_only": True} for directory in directories
     ]
     if "cache_mount" in profile["engine"]:
         source = f"{CACHE_ROOT}/{settings['cluster_name']}"

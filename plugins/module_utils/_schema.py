@@ -252,9 +252,7 @@ PLAN = _object(
                 "mtu": _integer(1280, 9000),
                 "prefix_length": _integer(8, 30),
                 "networks": _list(NETWORK, minItems=2, uniqueItems=True),
-                "cables": _list(
-                    _object({"name": TEXT, "ends": _list(_object({"member": TEXT, "cage": _CAGE}), minItems=2, maxItems=2)})
-                ),
+                "cables": _list(_object({"name": TEXT, "ends": _list(_object({"member": TEXT, "cage": _CAGE}), minItems=2, maxItems=2)})),
                 "legs": _list(
                     _object(
                         {

@@ -56,9 +56,7 @@ def check_profile(profile: Mapping[str, Any], members: Sequence[Member]) -> None
             f"({', '.join(member.name for member in members)}): choose a profile for {len(members)} members or correct the group"
         )
     if not {"kv_cache_bytes", "gpu_memory_utilization"} & set(profile["memory"]):
-        raise PlanError(
-            f"{where}: memory has neither kv_cache_bytes nor gpu_memory_utilization, so nothing bounds the KV cache: set one"
-        )
+        raise PlanError(f"{where}: memory has neither kv_cache_bytes nor gpu_memory_utilization, so nothing bounds the KV cache: set one")
     for option in sorted(set(profile["engine"]["arguments"]) & set(OPTION_HOMES)):
         raise PlanError(f"{where}: engine.arguments.{option} is set by {OPTION_HOMES[option]}: remove it")
     for variable in sorted(profile["engine"]["environment"]):

@@ -269,10 +269,9 @@ def check_cables(topology: str, names: Sequence[str], cables: Sequence[Cable]) -
     loose = [str(Plug(name, cage)) for name in names for cage in CAGES if Plug(name, cage) not in taken]
     if loose:
         raise PlanError(
-            f"inventory: cluster_cables is no ring, {', '.join(loose)} has no cable: "
-            "in a ring both cages of every member are cabled"
+            f"inventory: cluster_cables is no ring, {', '.join(loose)} has no cable: in a ring both cages of every member are cabled"
         )
-    cycle = [name for name, _ in walk(cables, names[0])]
+    cycle = [name for name, dummy in walk(cables, names[0])]
     if len(cycle) != len(names):
         missed = [name for name in names if name not in cycle]
         raise PlanError(
@@ -328,9 +327,7 @@ def cabling_notes(topology: str, names: Sequence[str], cables: Sequence[Cable]) 
     return notes
 
 
-def plan_legs(
-    segments: Sequence[tuple[str, Sequence[Plug]]], settings: Mapping[str, Any], prefix: int
-) -> tuple[Leg, ...]:
+def plan_legs(segments: Sequence[tuple[str, Sequence[Plug]]], settings: Mapping[str, Any], prefix: int) -> tuple[Leg, ...]:
     """Number the legs: segment i has network 2i of the pool for half A and 2i + 1 for half B, its ends .1, .2, ... in order.
 
     Every leg starts a stride of its own (a /24 by default), since NCCL tells legs apart by their first 24 bits unless told
@@ -362,8 +359,7 @@ def plan_legs(
                     half=half,
                     network=network,
                     ends=tuple(
-                        LegEnd(plug.member, ports_of(plug.cage)[view], str(first + number))
-                        for number, plug in enumerate(plugs, start=1)
+                        LegEnd(plug.member, ports_of(plug.cage)[view], str(first + number)) for number, plug in enumerate(plugs, start=1)
                     ),
                 )
             )

@@ -75,21 +75,22 @@ RuntimeDirectoryPreserve=yes
     ]
 
 
-def rank_files(config: Mapping[str, Any], package: bytes, stamps: Mapping[str, str], api_key: str | None) -> list[ManagedFile]:
+def rank_files(config: Mapping[str, Any], package: bytes, image_id: str, api_key: str | None) -> list[ManagedFile]:
     """All files of a rank.
 
-    What runs is more than the plan: the node package, the units and the `stamps` (image id, checkpoint) count too. They go into
-    rank.json, so that its hash tells whether a running rank is up to date, and into the digest that the ranks compare before a start.
+    What runs is more than the plan: the image behind its name, the node package and the units count too. So rank.json holds them:
+    by its hash a running rank is up to date or not, and by its `digest` the ranks compare themselves before a start.
     """
     units = unit_files(config["engine"], config["timeouts"]["stop_s"])
-    full_stamps = {
-        **stamps,
-        "node": hashlib.sha256(package).hexdigest(),
-        "units": hashlib.sha256(b"".join(unit.content for unit in units)).hexdigest(),
+    node = hashlib.sha256(package).hexdigest()
+    rank = {
+        **config,
+        "container": {**config["container"], "image": image_id},
+        "digest": hashlib.sha256(" ".join((config["digest"], image_id, node)).encode()).hexdigest(),
+        # The engine's path in a unit is the member's own business, so this is no part of the digest.
+        "files": {"node": node, "units": hashlib.sha256(b"".join(unit.content for unit in units)).hexdigest()},
     }
-    shared = {key: value for key, value in full_stamps.items() if key != "units"}  # a program's path may differ between members
-    digest = hashlib.sha256(json.dumps([config["digest"], shared], sort_keys=True).encode()).hexdigest()
-    content = json.dumps({**config, "digest": digest, "stamps": full_stamps}, indent=1, sort_keys=True) + "\n"
+    content = json.dumps(rank, indent=1, sort_keys=True) + "\n"
     etc = f"/etc/gb10/{config['group']}"
     files = [*units, ManagedFile(NODE_PACKAGE, package), ManagedFile(f"{etc}/rank.json", content.encode())]
     if api_key is not None:

@@ -14,6 +14,7 @@ description:
   - Writes the systemd units, the node services and the rank's configuration, and enables the group at boot.
   - A running rank is restarted only when what it runs differs from what is wanted. That is decided by the state of the running rank, so a run that
     failed half-way is repaired by the next one.
+  - The rank runs the image by its id. Ranks with another image, plan or node services than the head's do not start.
   - The ranks of all members find one another and start together, the workers first and the head last. See M(gb10.cluster.group_wait).
 author: [gb10.cluster contributors (@gb10-cluster)]
 extends_documentation_fragment: [gb10.cluster._attributes]
@@ -41,10 +42,6 @@ options:
   package:
     description: The node services, from P(gb10.cluster.node_package#lookup).
     type: str
-  stamps:
-    description: Identities of what the plan names but does not hold, such as the image's id. Another value restarts the rank.
-    type: dict
-    default: {}
   api_key:
     description: API key of the endpoint. Left out, the head makes one at the first start and keeps it in C(/etc/gb10/GROUP/api-key).
     type: str
@@ -82,7 +79,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import _host, _units
+from ..module_utils import _host, _image, _units
 from ..module_utils._files import FileSet
 
 SYSTEMCTL_TIMEOUT_S = 300
@@ -103,12 +100,24 @@ def api_key_for(parameters: Mapping[str, Any]) -> str | None:
     return parameters["api_key"] or kept or secrets.token_urlsafe(32)
 
 
-def files_for(parameters: Mapping[str, Any]) -> FileSet:
+def image_id(module: AnsibleModule, config: Mapping[str, Any]) -> str:
+    """Id of the image that the plan names: a name may mean another image on each member, an id cannot."""
+    engine, reference = config["engine"], config["container"]["image"]
+    try:
+        image = _image.inspected(engine, _host.run(_image.inspect_argv(engine, reference)))
+    except _image.ImageError as error:
+        module.fail_json(msg=str(error))
+    if image is None and not module.check_mode:
+        module.fail_json(msg=_image.verdict(reference, image, None))
+    return image.id if image else reference
+
+
+def files_for(module: AnsibleModule) -> FileSet:
     """The files of this rank, none for state absent."""
-    wanted = []
+    wanted, parameters = [], module.params
     if parameters["state"] in ("started", "restarted"):
-        package = base64.b64decode(parameters["package"])
-        wanted = _units.rank_files(parameters["config"], package, parameters["stamps"], api_key_for(parameters))
+        package, config = base64.b64decode(parameters["package"]), parameters["config"]
+        wanted = _units.rank_files(config, package, image_id(module, config), api_key_for(parameters))
     return FileSet(f"service-{parameters['group']}", wanted)
 
 
@@ -120,7 +129,6 @@ def main() -> None:
             "state": {"type": "str", "choices": ["started", "restarted", "stopped", "absent"], "default": "started"},
             "config": {"type": "dict"},
             "package": {"type": "str"},
-            "stamps": {"type": "dict", "default": {}},
             "api_key": {"type": "str", "no_log": True},
             "allow_disruption": {"type": "bool", "default": False},
         },
@@ -141,7 +149,7 @@ def main() -> None:
                 systemctl(module, "stop", target, unit)
         module.exit_json(changed=bool(actions), actions=actions, started_at=started_at, diff=diff)
 
-    files = files_for(module.params)
+    files = files_for(module)
     diff = [change.diff() for change in files.changes]
     actions += [f"{'write' if change.after else 'remove'} {change.path}" for change in files.changes]
     if wanted_state == "absent":

@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 COLLECTION = Path(__file__).parents[2]
 PROFILES = COLLECTION / "profiles"
-INVENTORY = "the inventory"
+
+# Characters of a wrong value that a message repeats.
+LONGEST_VALUE = 80
 
 
 class _Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  # type: ignore[misc]
     """Refuses a key that is written twice; YAML would silently keep the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        keys = [self.construct_object(key, deep=True) for key, dummy in node.value]
         for number, key in enumerate(keys):
             if key in keys[:number]:
                 raise yaml.MarkedYAMLError(problem=f"{key} is written twice", problem_mark=node.value[number][0].start_mark)
         return super().construct_mapping(node, deep)
 
 
-def plan(
-    members: Any, settings: Any, profile: Any = None, base: str | os.PathLike[str] = "."
-) -> dict[str, Any]:
+def plan(members: Any, settings: Any, profile: Any = None, base: str | os.PathLike[str] = ".") -> dict[str, Any]:
     """Check all inputs and build the plan. `profile`: a mapping, or else `cluster_profile` names one (paths start at `base`)."""
     members, settings = check_members(members), check_settings(settings)
     profile = check_profile(profile) if profile is not None else load_profile(settings["cluster_profile"], base)
@@ -50,7 +50,7 @@ def plan(
 
 def check_members(members: Any) -> list[dict[str, Any]]:
     """Members as plain data of the right form."""
-    return _check(plain(members, "members"), "MEMBERS", "inventory: members", INVENTORY)
+    return _check(plain(members, "members"), "MEMBERS", "inventory:", "the inventory", root="members")
 
 
 def check_settings(settings: Any, schema: str = "SETTINGS") -> dict[str, Any]:
@@ -106,8 +106,10 @@ def plain(value: Any, where: str) -> Any:
     raise PlanError(f"{where} is a {type(value).__name__}, expected text, a number, a list or a mapping: correct it")
 
 
-def _check(value: Any, schema: str, what: str, place: str) -> Any:
+def _check(value: Any, schema: str, what: str, place: str, root: str = "") -> Any:
     """The value itself when it fits the schema (a name in `_schema`), PlanError otherwise.
+
+    `what` starts the message, `place` is where it sends the user, `root` is what the value itself is called.
 
     A lookup runs in many short-lived processes, and importing the schema library takes longer (0.1 s) than everything else
     about a plan: what has passed once is remembered by digest in the user's cache folder.
@@ -118,8 +120,7 @@ def _check(value: Any, schema: str, what: str, place: str) -> Any:
         return value
     errors = list(_validator(schema).iter_errors(value))
     if errors:
-        # The outermost first; of those the first by path, so that the message is the same in every run.
-        raise PlanError(_sentence(min(errors, key=lambda error: (len(error.path), list(map(str, error.path)))), what, place))
+        raise PlanError(_sentence(min(errors, key=_order), what, place, root))
     with contextlib.suppress(OSError):
         stamp.parent.mkdir(parents=True, exist_ok=True)
         stamp.touch()
@@ -136,9 +137,7 @@ def _validator(schema: str) -> Any:
     from jsonschema import Draft202012Validator, FormatChecker
     from jsonschema.validators import extend
 
-    checker = Draft202012Validator.TYPE_CHECKER.redefine(
-        "integer", lambda _, value: isinstance(value, int) and not isinstance(value, bool)
-    )
+    checker = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: isinstance(value, int) and not isinstance(value, bool))
     strict = extend(Draft202012Validator, type_checker=checker)
     return strict(getattr(_schema, schema), format_checker=FormatChecker(["regex"]))
 
@@ -154,35 +153,46 @@ _TYPES = {
 }
 
 
-def _sentence(error: ValidationError, what: str, place: str) -> str:
+def _order(error: ValidationError) -> tuple[int, list[str], bool, str]:
+    """The outermost mistake first, a misspelt key before the one that it leaves missing; the same in every run."""
+    return len(error.path), [str(part) for part in error.path], error.validator != "additionalProperties", error.message
+
+
+def _sentence(error: ValidationError, what: str, place: str, root: str) -> str:
     """`profile x: a.b is 'three', expected an integer: correct it in profiles/x.yml`."""
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path).lstrip(".")
-    rule, schema = error.validator_value, error.schema
+    key = root + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
+    key = key.lstrip(".")
+    rule, schema, instance = error.validator_value, error.schema, error.instance
     if error.validator == "required":
-        missing = next(name for name in rule if name not in error.instance)
+        missing = next(name for name in rule if name not in instance)
         return f"{what} {_join(key, missing)} is missing: add it in {place}"
     if error.validator == "additionalProperties":
         known = schema["properties"]
-        extra = sorted(set(error.instance) - set(known))[0]
+        extra = min(set(instance) - set(known))
         near = difflib.get_close_matches(extra, known, 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         return f"{what} {_join(key, extra)} is not a known key{hint}: correct or remove it in {place}"
-    if error.validator == "propertyNames" or error.parent is not None:
-        return f"{what} {_join(key, error.instance)} is not a possible key, expected {schema['description']}: correct it in {place}"
+    if "propertyNames" in error.schema_path:
+        return f"{what} {_join(key, instance)} is no possible key, expected {schema['description']}: correct it in {place}"
     expected = {
         "type": lambda: " or ".join(_TYPES[name] for name in ([rule] if isinstance(rule, str) else rule)),
         "enum": lambda: f"one of {', '.join(map(str, rule))}",
         "minimum": lambda: f"at least {rule}",
         "maximum": lambda: f"at most {rule}",
         "exclusiveMinimum": lambda: f"more than {rule}",
-        "minItems": lambda: f"at least {rule} items",
+        "minItems": lambda: f"at least {rule}",
         "minLength": lambda: "text that is not empty",
         "uniqueItems": lambda: "no item twice",
-        "format": lambda: f"a {rule}",
+        "format": lambda: f"a valid {rule}",
         "pattern": lambda: schema["description"],
         "anyOf": lambda: schema["description"],
     }[error.validator]()
-    return f"{what} {key or 'all of it'} is {error.instance!r}, expected {expected}: correct it in {place}"
+    return f"{what} {key or 'its content'} is {_short(instance)}, expected {expected}: correct it in {place}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
 def _join(key: str, name: str) -> str:

@@ -133,19 +133,20 @@ def test_a_write_that_fails_leaves_the_old_bytes(tmp_path: Path) -> None:
 
 
 def rank_config() -> dict[str, Any]:
-    return {"group": "lab", "rank": 0, "digest": "d", "engine": "podman", "timeouts": {"stop_s": 30}}
+    return {"group": "lab", "rank": 0, "digest": "d", "engine": "podman", "container": {"image": "name:1"}, "timeouts": {"stop_s": 30}}
 
 
-def test_rank_files_change_with_each_stamp_and_hide_the_key() -> None:
-    def rank_json(**stamps: str) -> dict[str, Any]:
-        files = {file.path: file for file in _units.rank_files(rank_config(), b"package", stamps, "sesame")}
+def test_rank_files_change_with_the_image_and_hide_the_key() -> None:
+    def rank_json(image: str) -> dict[str, Any]:
+        files = {file.path: file for file in _units.rank_files(rank_config(), b"package", image, "sesame")}
         assert files["/etc/gb10/lab/api-key"].secret and files["/etc/gb10/lab/api-key"].mode == 0o600
         assert b"sesame" not in b"".join(file.content for path, file in files.items() if not path.endswith("api-key"))
         content: dict[str, Any] = json.loads(files["/etc/gb10/lab/rank.json"].content)
         return content
 
-    assert rank_json(image="a") == rank_json(image="a")
-    assert rank_json(image="a")["digest"] != rank_json(image="b")["digest"]
+    assert rank_json("a") == rank_json("a")
+    assert rank_json("a")["container"]["image"] == "a"
+    assert rank_json("a")["digest"] != rank_json("b")["digest"]
 
 
 def state(**fields: Any) -> _units.RankState:

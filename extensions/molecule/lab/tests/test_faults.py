@@ -1,0 +1,113 @@
+# Copyright: gb10.cluster contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What goes wrong on a serving cluster, one after the other: the group ends everywhere, and comes back by itself or by one command.
+
+Takes minutes, since each case starts the real engine again: it runs when GB10_LAB_FAULTS is set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from testinfra.host import Host
+
+ROOT = Path(__file__).resolve().parents[4]
+UNIT = "gb10-rank@lab.service"
+START_S = 400.0
+
+pytestmark = pytest.mark.skipif(not os.environ.get("GB10_LAB_FAULTS"), reason="takes minutes: set GB10_LAB_FAULTS=1")
+
+
+def phase(host: Host) -> str:
+    return str(json.loads(host.check_output("cat /run/gb10/lab/state.json"))["phase"])
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = START_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(1)
+
+
+def all_serve(hosts: dict[str, Host]) -> bool:
+    return all(host.service(UNIT).is_running and phase(host) == "serving" for host in hosts.values())
+
+
+def lab(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "tests.lab", *arguments], cwd=ROOT, check=True, timeout=120)
+
+
+def test_a_rank_that_dies_during_start_stops_all_and_shows_its_last_lines(playbook: Any, hosts: dict[str, Host]) -> None:
+    assert playbook("stop").returncode == 0
+    assert {host.service(UNIT).is_running for host in hosts.values()} == {False}
+    killer = "for i in $(seq 600); do sleep 0.5; podman logs gb10-lab 2>&1 | grep -q . && break; podman ps -q | grep -q . && sleep 5 && break; done; podman kill gb10-lab"
+    with subprocess.Popen([sys.executable, "-m", "tests.lab", "exec", "t2", "--", "sh", "-c", killer], cwd=ROOT) as process:
+        done = playbook("start")
+        process.wait(60)
+    assert done.returncode != 0
+    flat = " ".join(done.stdout.split())
+    assert "rank 1 on t2 exited with status 137" in flat, done.stdout
+    assert {host.check_output(f"systemctl is-active {UNIT} || true") for host in hosts.values()} <= {"inactive", "failed"}
+    assert {host.check_output("podman ps -q") for host in hosts.values()} == {""}
+
+
+def test_start_brings_it_back(playbook: Any, hosts: dict[str, Host]) -> None:
+    done = playbook("start")
+    assert done.returncode == 0, done.stdout
+    assert all_serve(hosts)
+
+
+def test_a_killed_container_ends_the_group_and_it_comes_back_by_itself(hosts: dict[str, Host]) -> None:
+    hosts["t3"].check_output("podman kill gb10-lab")
+    wait_for(lambda: phase(hosts["t1"]) != "serving" and phase(hosts["t2"]) != "serving", 60)
+    wait_for(lambda: all_serve(hosts))
+
+
+def test_a_power_cut_ends_the_group_and_power_brings_it_back(hosts: dict[str, Host]) -> None:
+    lab("off", "t2")
+    wait_for(lambda: phase(hosts["t1"]) == "waiting" and phase(hosts["t3"]) == "waiting", 90)
+    assert "rank 1 on t2" in hosts["t1"].check_output("cat /run/gb10/lab/state.json")
+    lab("on", "t2")
+    wait_for(lambda: all_serve(hosts))
+
+
+def test_a_changed_byte_is_healed_on_a_replica_and_refused_on_the_head(playbook: Any, hosts: dict[str, Host], plan: dict[str, Any]) -> None:
+    assert playbook("stop").returncode == 0
+    weights = f"{plan['storage']['directory']}/model.safetensors"
+    flip = f"printf X | dd of={weights} bs=1 seek=5000000 conv=notrunc status=none"
+    hosts["t3"].check_output(flip)
+    done = playbook("site", "--tags", "storage")
+    assert done.returncode == 0 and re.search(r"t3 .*changed=[1-9]", done.stdout), done.stdout
+    hosts["t1"].check_output(f"cp --preserve {weights} /root/kept && {flip}")
+    before = hosts["t2"].check_output(f"sha256sum {weights}")
+    done = playbook("site", "--tags", "storage")
+    hosts["t1"].check_output(f"cp --preserve /root/kept {weights} && rm /root/kept")
+    assert done.returncode != 0 and "model.safetensors" in done.stdout, done.stdout
+    assert hosts["t2"].check_output(f"sha256sum {weights}") == before
+
+
+def test_a_held_port_is_refused_before_anything_changes(playbook: Any, hosts: dict[str, Host]) -> None:
+    hosts["t1"].check_output("systemd-run --unit port-holder python3 -m http.server 8000 && sleep 1")
+    try:
+        done = playbook("site")
+        assert done.returncode != 0
+        flat = " ".join(done.stdout.split())
+        assert "port 8000 is in use by python3 (pid" in flat and "cluster_api_port" in flat, done.stdout
+        assert not re.search(r"changed=[1-9]", done.stdout)
+    finally:
+        hosts["t1"].check_output("systemctl stop port-holder")
+
+
+def test_the_whole_site_brings_it_back(playbook: Any, hosts: dict[str, Host]) -> None:
+    done = playbook("site")
+    assert done.returncode == 0, done.stdout
+    assert all_serve(hosts)

@@ -1,0 +1,91 @@
+# Copyright: gb10.cluster contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a lab needs from its hosts, whatever they are made of."""
+
+from __future__ import annotations
+
+import enum
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+from .progress import LabError
+from .ssh import Keys
+from .topology import Host, Topology
+
+BOOT_S = 120.0
+_POLL_S = 0.1
+
+
+class State(enum.Enum):
+    """What a host is doing."""
+
+    OFF = "off"
+    STARTING = "starting"
+    RUNNING = "running"
+    DEGRADED = "degraded"  # booted, but a unit has failed
+    HUNG = "hung"
+
+    @property
+    def booted(self) -> bool:
+        return self in (State.RUNNING, State.DEGRADED)
+
+
+class Backend(ABC):
+    """The hosts of one lab. Namespaces and cables are made before (network.py); a host finds its ports in its own."""
+
+    @abstractmethod
+    def prepare(self, topology: Topology, keys: Keys) -> None:
+        """Build what hosts are made of, and give each host that has none a disk of its own. Idempotent."""
+
+    @abstractmethod
+    def power_on(self, host: Host) -> None:
+        """Start a host that is off; returns at once."""
+
+    @abstractmethod
+    def power_off(self, host: Host) -> None:
+        """Cut the power: everything of the host is gone at one instant, its disk stays."""
+
+    @abstractmethod
+    def hang(self, host: Host) -> None:
+        """Stop the host where it stands: it answers nothing, its links keep their carrier."""
+
+    @abstractmethod
+    def resume(self, host: Host) -> None:
+        """Let a hung host go on."""
+
+    @abstractmethod
+    def state(self, host: Host) -> State:
+        """What the host is doing now."""
+
+    @abstractmethod
+    def exec(self, host: Host, argv: Sequence[str], *, stdin: int | None = None, capture: bool = False) -> subprocess.CompletedProcess[str]:
+        """Run a command inside the host, not through its network. Raises LabError unless the host is on and not hung."""
+
+    @abstractmethod
+    def memory_bytes(self, host: Host) -> int:
+        """Memory that the host occupies on this machine, page cache included."""
+
+    @abstractmethod
+    def console(self, host: Host) -> Path:
+        """File with what the host printed while booting."""
+
+    @abstractmethod
+    def down(self) -> None:
+        """End every host of the lab, also those of an earlier run, and remove all that is theirs outside the state directory."""
+
+    @abstractmethod
+    def leftovers(self) -> list[str]:
+        """What of the hosts is still on this machine, in words."""
+
+    def wait(self, hosts: Sequence[Host], timeout_s: float = BOOT_S) -> None:
+        """Return when all hosts have booted. Raises LabError with the end of the console of one that has not."""
+        deadline = time.monotonic() + timeout_s
+        for host in hosts:
+            while not (state := self.state(host)).booted:
+                if time.monotonic() > deadline or state is State.OFF:
+                    tail = "\n".join(self.console(host).read_text(errors="replace").splitlines()[-15:])
+                    raise LabError(f"{host.name} is {state.value} instead of running; the end of {self.console(host)}:\n{tail}")
+                time.sleep(_POLL_S)
