@@ -10,8 +10,9 @@ from typing import Any
 
 
 def chat_request(model: str, probe: Mapping[str, Any]) -> dict[str, Any]:
-    """Body of /v1/chat/completions: the probe's prompt, greedy."""
-    return {"model": model, "messages": [{"role": "user", "content": probe["prompt"]}], "max_tokens": probe["max_tokens"], "temperature": 0}
+    """Body of /v1/chat/completions: the probe's prompt, greedy, with its own template arguments where it has them."""
+    body = {"model": model, "messages": [{"role": "user", "content": probe["prompt"]}], "max_tokens": probe["max_tokens"], "temperature": 0}
+    return body | {key: probe[key] for key in ("chat_template_kwargs",) if key in probe}
 
 
 def chat_answer(body: Mapping[str, Any]) -> str:

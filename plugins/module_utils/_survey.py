@@ -133,9 +133,9 @@ class _Stamps:
             self._stamps[path] = {"identity": _identity(status), "sha256": sha256}
 
     def keep(self, present: set[str]) -> None:
-        """Write what changed. Who may not write there (an ordinary user on the controller) reads again next time."""
+        """Write what changed. On a full disk, or one that may not be written, the files are read again next time."""
         files = {path: stamp for path, stamp in sorted(self._stamps.items()) if path in present}
         content = (json.dumps({"directory": self._directory, "files": files}, indent=1) + "\n").encode()
         if files and _host.read_bytes(self._file) != content:
-            with suppress(PermissionError):
+            with suppress(OSError):
                 _host.write(self._file, content)

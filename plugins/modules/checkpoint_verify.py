@@ -78,52 +78,52 @@ EXAMPLES = r"""
 RETURN = r"""
 ok:
   description: Whether the directory holds the checkpoint.
-  returned: always
+  returned: success
   type: bool
 directory:
   description: The directory.
-  returned: always
+  returned: success
   type: str
 verdict:
   description: The first problem, how many more there are, and the cure, in one sentence; empty when there is none.
-  returned: always
+  returned: success
   type: str
 problems:
   description: All problems, one sentence each.
-  returned: always
+  returned: success
   type: list
   elements: str
 missing:
   description: Paths of files that are not there.
-  returned: always
+  returned: success
   type: list
   elements: str
 short:
   description: Paths of files whose copy has not ended.
-  returned: always
+  returned: success
   type: list
   elements: str
 corrupt:
   description: Paths of files with other content, and of those that cannot be read.
-  returned: always
+  returned: success
   type: list
   elements: str
 extra:
   description: Paths of files that are no part of the checkpoint.
-  returned: always
+  returned: success
   type: list
   elements: str
 copy_bytes:
   description: Size of the files that must be copied here.
-  returned: always
+  returned: success
   type: int
 free_bytes:
   description: Free space of the disk.
-  returned: always
+  returned: success
   type: int
 hashed:
   description: How many files were read; the others' stamps fitted.
-  returned: always
+  returned: success
   type: int
 manifest:
   description: The manifest that describes the files as they are.
@@ -177,10 +177,10 @@ def main() -> None:
         "hashed": seen.hashed,
     }
     if module.params["must_match"] and problems:
-        module.fail_json(msg=result["verdict"], **result)
+        module.fail_json(msg=result["verdict"])
     shortage = _checkpoint.shortage(path, _checkpoint.growth(wanted, seen.found), seen.free)
     if module.params["must_fit"] and shortage:
-        module.fail_json(msg=shortage, **result)
+        module.fail_json(msg=shortage)
     module.exit_json(changed=False, **result)
 
 

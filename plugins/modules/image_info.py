@@ -50,27 +50,27 @@ EXAMPLES = r"""
 RETURN = r"""
 ok:
   description: Whether the engine has the image with the expected id.
-  returned: always
+  returned: success
   type: bool
 present:
   description: Whether it has an image of that name.
-  returned: always
+  returned: success
   type: bool
 verdict:
   description: What is wrong and the cure, in one sentence; empty when nothing is.
-  returned: always
+  returned: success
   type: str
 id:
   description: The image's id, in hex; empty without an image.
-  returned: always
+  returned: success
   type: str
 labels:
   description: The image's labels.
-  returned: always
+  returned: success
   type: dict
 size:
   description: The image's size in bytes.
-  returned: always
+  returned: success
   type: int
 """
 
@@ -109,12 +109,12 @@ def main() -> None:
         "size": image.size if image else 0,
     }
     if verdict and module.params["must_match"]:
-        module.fail_json(msg=verdict, **result)
+        module.fail_json(msg=verdict)
     if verdict and module.params["must_fit"]:
         root = _host.run(_image.root_argv(engine)).out.strip() or "/var/lib"
         shortage = _checkpoint.shortage(root, module.params["must_fit"], free_bytes(Path(root)))
         if shortage:
-            module.fail_json(msg=shortage, **result)
+            module.fail_json(msg=shortage)
     module.exit_json(changed=False, **result)
 
 

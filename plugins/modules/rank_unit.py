@@ -147,6 +147,8 @@ def main() -> None:
             actions.append(f"stop {target}")
             if not module.check_mode:
                 systemctl(module, "stop", target, unit)
+                # A rank that ended because another was stopped first counts as failed; it is stopped as asked.
+                _host.run(["systemctl", "reset-failed", unit])
         module.exit_json(changed=bool(actions), actions=actions, started_at=started_at, diff=diff)
 
     files = files_for(module)

@@ -75,25 +75,25 @@ EXAMPLES = r"""
 RETURN = r"""
 ok:
   description: Whether the directory holds the checkpoint.
-  returned: always
+  returned: success
   type: bool
 directory:
   description: The directory.
-  returned: always
+  returned: success
   type: str
 copied:
   description: Paths of the files that were copied, or would be in check mode.
-  returned: always
+  returned: success
   type: list
   elements: str
 removed:
   description: Paths of the files that were removed, or would be in check mode.
-  returned: always
+  returned: success
   type: list
   elements: str
 copy_bytes:
   description: Size of the copied files.
-  returned: always
+  returned: success
   type: int
 """
 

@@ -34,10 +34,14 @@ class _Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  
     """Refuses a key that is written twice; YAML would silently keep the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, dummy in node.value]
-        for number, key in enumerate(keys):
-            if key in keys[:number]:
-                raise yaml.MarkedYAMLError(problem=f"{key} is written twice", problem_mark=node.value[number][0].start_mark)
+        keys = []
+        for node_key, _value in node.value:
+            if node_key.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(node_key, deep=True)
+            if key in keys:
+                raise yaml.MarkedYAMLError(problem=f"{key} is written twice", problem_mark=node_key.start_mark)
+            keys.append(key)
         return super().construct_mapping(node, deep)
 
 
@@ -68,7 +72,7 @@ def check_profile(profile: Any, place: str = "the profile") -> dict[str, Any]:
 def load_profile(name: str, base: str | os.PathLike[str] = ".") -> dict[str, Any]:
     """A profile of the collection by name, or the user's own by path (`.yml`, relative to `base`)."""
     if name.endswith((".yml", ".yaml")):
-        path, place = Path(base, name).expanduser(), name
+        path, place = Path(base, Path(name).expanduser()), name
     else:
         path, place = PROFILES / f"{name}.yml", f"profiles/{name}.yml"
     try:
@@ -116,8 +120,9 @@ def _check(value: Any, schema: str, what: str, place: str, root: str = "") -> An
     """
     subject = json.dumps([getattr(_schema, schema), value], sort_keys=True)
     stamp = _cache_folder() / hashlib.sha256(subject.encode()).hexdigest()
-    if stamp.exists():
-        return value
+    with contextlib.suppress(OSError):
+        if stamp.exists():
+            return value
     errors = list(_validator(schema).iter_errors(value))
     if errors:
         raise PlanError(_sentence(min(errors, key=_order), what, place, root))

@@ -21,10 +21,9 @@ import inspect
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from .paths import cache_directory, remove_tree
 from .progress import say
@@ -79,34 +78,16 @@ def build(name: str, inputs: Mapping[str, object], builder: Callable[[Path], Non
     return result
 
 
-def hold(artefact: Path) -> IO[bytes]:
-    """Keep an artefact from being pruned for as long as the returned file is open (in any process that inherits it)."""
-    lock = _lock_file(artefact).open("wb")
-    fcntl.flock(lock, fcntl.LOCK_SH)
-    return lock
-
-
-def prune(name: str, keep: Path) -> list[str]:
-    """Delete the other artefacts of `name`, except those that somebody holds; returns the keys deleted."""
-    shelf, deleted = keep.parent, []
+def prune(name: str, keep: Container[Path]) -> list[str]:
+    """Delete the artefacts of `name` that are not among `keep`; returns their keys."""
+    shelf, deleted = cache_directory() / name, []
     with _locked(shelf / ".lock", waiting=f"{name}: another process is building it, waiting"):
-        for other in sorted(shelf.iterdir()):
-            if other == keep or other.name.startswith(".") or not other.is_dir():
-                continue
-            with _lock_file(other).open("wb") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    continue
-                doomed = other.rename(shelf / f"{_UNFINISHED}{other.name}")
+        for artefact in sorted(shelf.iterdir()):
+            if artefact.is_dir() and not artefact.name.startswith(".") and artefact not in keep:
+                doomed = artefact.rename(shelf / f"{_UNFINISHED}{artefact.name}")  # half deleted, it is no artefact any more
                 remove_tree(doomed)
-                _lock_file(other).unlink()
-                deleted.append(other.name)
+                deleted.append(artefact.name)
     return deleted
-
-
-def _lock_file(artefact: Path) -> Path:
-    return artefact.parent / f".{artefact.name}.held"
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 
 from .backend import State
@@ -14,6 +15,7 @@ from .progress import LabError, step
 from .topology import CONTROLLER
 
 DEFAULT_HOSTS = 3
+DEFAULT_PROFILE = "lab-smollm2"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,6 +25,9 @@ def main(arguments: list[str] | None = None) -> int:
         return options.act(Lab(), options) or 0
     except LabError as error:
         print(f"lab: {error}", file=sys.stderr)
+        return 1
+    except subprocess.SubprocessError as error:
+        print(f"lab: {error}; `down` and then `up` start afresh", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("lab: interrupted; `up` goes on from here, `down` clears it away", file=sys.stderr)
@@ -43,7 +48,13 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     up = verb("up", "start the lab, or go on with what is there", lambda lab, o: lab.up(o.hosts))
-    up.add_argument("--hosts", type=int, default=DEFAULT_HOSTS, help="how many (default: %(default)s); 2 are a pair, 3 and more a ring")
+    prepare = verb("prepare", "up, and build what the hosts are to serve", lambda lab, o: lab.prepare(o.hosts, o.profile))
+    for sub in (up, prepare):
+        sub.add_argument(
+            "--hosts", type=int, default=DEFAULT_HOSTS, help="how many (default: %(default)s); 2 are a pair, 3 and more a ring"
+        )
+    profile = os.environ.get("GB10_LAB_PROFILE") or DEFAULT_PROFILE
+    prepare.add_argument("--profile", default=profile, help=f"what is to be served (default: GB10_LAB_PROFILE, else {DEFAULT_PROFILE})")
     verb("down", "remove the lab, leave nothing", lambda lab, o: lab.down())
     verb("status", "show hosts and legs", _status)
     run = verb("exec", "run a command inside a host", _exec, "host")

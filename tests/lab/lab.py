@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from . import ssh
+from . import engine, ssh
 from .backend import Backend, State
 from .network import Network
 from .nspawn import NspawnBackend
 from .paths import lab_name, remove_tree, state_directory
-from .progress import LabError, run_long, say, step
+from .progress import LabError, say, step
 from .topology import CONTROLLER, Host, Topology, standard
 
 # command -> Debian package that brings it
@@ -32,13 +32,19 @@ _PREREQUISITES = {
     "mkfs.ext4": "e2fsprogs",
     "losetup": "mount",
 }
+# profile of profiles/ -> model that it serves
+_MODELS = {"lab-smollm2": engine.model.SMOL, "lab-tiny": engine.tiny.NAME}
 _END_S = 5.0
+_FILLER = "/var/lib/gb10-lab.fill"
 
 
 class Lab:
-    """The lab that `$GB10_LAB` names."""
+    """The lab that `$GB10_LAB` names. The name is the machine's, not a user's: a lab of that name elsewhere is this lab."""
 
     def __init__(self) -> None:
+        """Raises LabError for a bad name and for anybody but root."""
+        if os.geteuid() != 0:
+            raise LabError("the lab is made of network namespaces, mounts and control groups: run it as root")
         self.name = lab_name()
         self.state = state_directory(self.name)
         self.network = Network(self.name)
@@ -51,7 +57,7 @@ class Lab:
         ssh.control_directory(self.state)  # refuse a path that is too long before anything is made
         with self._locked():
             self._refuse_other_size(count)
-            if not self.network.complete(topology):
+            if not (self._description.exists() and self.network.complete(topology)):
                 if self.leftovers():
                     self._clean()
                     say("cleared what an earlier run had left")
@@ -72,6 +78,28 @@ class Lab:
                         self.backend.resume(host)
                 self.backend.wait(topology.hosts)
         say(f"lab {self.name} is up: ssh -F {self.state}/ssh_config {topology.hosts[0].name}")
+
+    def prepare(self, count: int, profile: str) -> None:
+        """`up`, and put what the profile serves under fixed names into `assets` of the state directory (inventories/lab names them)."""
+        if profile not in _MODELS:
+            raise LabError(f"{profile!r} is no profile of the lab: it has {' and '.join(sorted(_MODELS))}")
+        self.up(count)
+        with self._locked(), step(f"assets of {profile}"):
+            built = engine.ensure(_MODELS[profile])
+            fresh = self.state / "assets.new"
+            remove_tree(fresh)
+            # Hard links: the files are large, and a copy of a symbolic link would be a link.
+            shutil.copytree(built.model_dir, fresh / "model", copy_function=os.link)
+            archive_facts = built.archive.with_name(f"{built.archive.name}.json")
+            for source, name in (
+                (built.archive, "engine.tar"),
+                (archive_facts, "engine.tar.json"),
+                (built.manifest, "manifest.json"),
+                (built.reference, "reference.json"),
+            ):
+                os.link(source, fresh / name)
+            remove_tree(self.state / "assets")
+            fresh.rename(self.state / "assets")
 
     def down(self) -> None:
         """Remove all of the lab. Raises LabError naming what could not be removed."""
@@ -153,9 +181,6 @@ class Lab:
             yield
 
 
-_FILLER = "/var/lib/gb10-lab.fill"
-
-
 def _end_all(network: Network, name: str) -> None:
     """End the processes that are still in a namespace (ssh relays, commands of `run`): asked first, then killed."""
     deadline = time.monotonic() + _END_S
@@ -171,13 +196,18 @@ def _end_all(network: Network, name: str) -> None:
 
 
 def _install_prerequisites() -> None:
-    if os.geteuid() != 0:
-        raise LabError("the lab makes network namespaces and mounts: run it as root")
     missing = sorted({package for command, package in _PREREQUISITES.items() if shutil.which(command) is None})
-    if missing:
-        say(f"installing {' '.join(missing)}")
+    if not missing:
+        return
+    if shutil.which("apt-get") is None:
+        raise LabError(f"the lab needs {', '.join(missing)}: install them")
+    with step(f"installed {' '.join(missing)}"):
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        if subprocess.run(["apt-get", "--version"], check=False, capture_output=True).returncode != 0:
-            raise LabError(f"the lab needs {', '.join(missing)}: install them")
-        run_long(["apt-get", "update", "-q"], title="apt-get update", env=environment)
-        run_long(["apt-get", "install", "-q", "-y", "--no-install-recommends", *missing], title="apt-get install", env=environment)
+        for verb in (["update"], ["install", "--yes", "--no-install-recommends", *missing]):
+            done = subprocess.run(
+                ["apt-get", "-qq", *verb], check=False, env=environment, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )  # fmt: skip
+            if done.returncode != 0:
+                last = (done.stdout.strip().splitlines() or ["no word why"])[-1]
+                raise LabError(f"`apt-get {' '.join(verb)}` failed: {last}")

@@ -21,7 +21,10 @@ from .ssh import Keys
 from .topology import Host, Topology
 
 DISK_BYTES = 16 << 30  # sparse: what a host sees as the size of its disk
-_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb"}
+_ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb",
+    overlay.QUIET_PODMAN: "1",
+}  # fmt: skip
 _QUERY_S = 20
 
 
@@ -47,7 +50,9 @@ class NspawnBackend(Backend):
             namespace = self._network.namespace_path(host.name)
             description = {"name": host.name, "group": self._group_name(host), "root": str(root), "namespace": str(namespace)}
             (directory / "host.json").write_text(json.dumps(description, indent=1))
-        cache.prune("rootfs", keep=root)
+        # An older root file system goes when no host of any lab has it under its disk any more.
+        described = [json.loads(file.read_text()) for file in self._state.parent.glob("*/*/host.json")]
+        cache.prune("rootfs", keep={root, *(Path(other["root"]) for other in described)})
 
     def power_on(self, host: Host) -> None:
         group = self._group(host)

@@ -13,6 +13,8 @@ from .topology import HCA_OF, MANAGEMENT_NETDEV, Host, Topology
 
 SYSFS_ROOT = "/run/gb10-lab/sys"
 _PROGRAMS = "/usr/local/lib/gb10-lab"
+# podman warns at every call where the machine still has one control group tree per controller
+QUIET_PODMAN = "PODMAN_IGNORE_CGROUPSV1_WARNING"
 INIT = f"{_PROGRAMS}/init"
 _HCA = f"{_PROGRAMS}/hca"
 _OCI_CLAMP = f"{_PROGRAMS}/oci-clamp"
@@ -45,6 +47,15 @@ _UDEV_ANYWAY = "[Unit]\nConditionPathIsReadWrite=\n"
 # Swap is the machine's, and lab hosts share its kernel; the line is what a fabric that keeps swap off has to find here.
 _FSTAB = "# <file system> <mount point> <type> <options> <dump> <pass>\n/swap.img none swap sw 0 0\n"
 
+# The last two: a test that often connects and leaves would be shut out for a while.
+_SSHD = """\
+HostKey /etc/ssh/ssh_host_ed25519_key
+PermitRootLogin prohibit-password
+UseDNS no
+PerSourcePenalties no
+MaxStartups 100
+"""
+
 # An engine in a host of this lab. nproc and nofile: nothing here may raise a limit above the machine's own (guest/oci_clamp.py).
 _CONTAINERS = """\
 [containers]
@@ -69,12 +80,7 @@ def files(host: Host, topology: Topology, keys: Keys) -> dict[str, tuple[int, st
         "/etc/fstab": (0o644, _FSTAB),
         "/etc/ssh/ssh_host_ed25519_key": (0o600, keys.host_private[host.name]),
         "/etc/ssh/ssh_host_ed25519_key.pub": (0o644, keys.host_public[host.name]),
-        "/etc/ssh/sshd_config.d/10-lab.conf": (
-            0o644,
-            "HostKey /etc/ssh/ssh_host_ed25519_key\nPermitRootLogin prohibit-password\nUseDNS no\n"
-            # a test that connects and leaves would be shut out for a while
-            "PerSourcePenalties no\n",
-        ),
+        "/etc/ssh/sshd_config.d/10-lab.conf": (0o644, _SSHD),
         "/root/.ssh/authorized_keys": (0o600, keys.client_public),
         "/etc/systemd/network/00-management.network": (0o644, f"[Match]\nName={MANAGEMENT_NETDEV}\n\n[Link]\nUnmanaged=yes\n"),
         "/etc/systemd/system/gb10-lab-hca.service": (0o644, _HCA_UNIT.format(program=_HCA, root=SYSFS_ROOT, ports=ports)),
@@ -86,9 +92,8 @@ def files(host: Host, topology: Topology, keys: Keys) -> dict[str, tuple[int, st
         # newer than /usr, so that a first boot does not rebuild the caches of ld.so, the journal and the hardware database
         "/etc/.updated": (0o644, ""),
         "/var/.updated": (0o644, ""),
-        # podman warns at every call where the machine still has one tree per controller
-        "/etc/environment": (0o644, "PODMAN_IGNORE_CGROUPSV1_WARNING=1\n"),
-        "/etc/systemd/system.conf.d/10-lab.conf": (0o644, "[Manager]\nDefaultEnvironment=PODMAN_IGNORE_CGROUPSV1_WARNING=1\n"),
+        "/etc/environment": (0o644, f"{QUIET_PODMAN}=1\n"),
+        "/etc/systemd/system.conf.d/10-lab.conf": (0o644, f"[Manager]\nDefaultEnvironment={QUIET_PODMAN}=1\n"),
         INIT: (0o755, (_SOURCES / "init").read_text()),
         _HCA: _program("hca.py"),
         _OCI_CLAMP: _program("oci_clamp.py"),

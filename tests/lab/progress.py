@@ -57,7 +57,7 @@ def run_long(argv: Sequence[str], *, title: str, env: Mapping[str, str] | None =
                     status = process.wait(timeout=HEARTBEAT_S)
                     break
                 except subprocess.TimeoutExpired:
-                    say(f"{title}: {_tail(log.fileno(), 1)[:100]}")
+                    say(f"{title}: {_tail(log.fileno(), 1)[:100] or 'no output yet'}")
         finally:
             if process.poll() is None:
                 process.kill()

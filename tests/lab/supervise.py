@@ -17,7 +17,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from . import cache
 from .cgroups import HostGroup
 from .network import Network
 from .overlay import INIT
@@ -38,7 +37,6 @@ def main() -> int:
     only_one = (directory / "supervisor.lock").open("wb")
     fcntl.flock(only_one, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a second one would mount the same disk
     root = Path(description["root"])
-    held = cache.hold(root)
     _mount_disk(directory, root)
     group = HostGroup(description["group"])
     for boot in itertools.count(1):
@@ -49,7 +47,6 @@ def main() -> int:
         print(f"supervise: {description['name']} ended with status {status}", flush=True)
         if status != REBOOT_STATUS:
             break
-    held.close()
     return status
 
 

@@ -64,6 +64,9 @@ class RankContainer:
     async def start(self) -> None:
         """Remove what a killed start left under our name, then run."""
         await self.remove()
+        for volume in self.config.container.volumes:
+            if not volume["read_only"]:  # a cache's folder; podman does not make it, as docker does
+                Path(volume["source"]).mkdir(parents=True, exist_ok=True)
         env_file = self.config.run_dir / "rank.env"
         write_environment(self.config, env_file)
         self._process = await asyncio.create_subprocess_exec(

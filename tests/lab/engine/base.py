@@ -55,6 +55,7 @@ def _build(destination: Path) -> None:
     for name in ("passwd", "group"):
         shutil.copyfile(root / f"usr/share/base-passwd/{name}.master", root / "etc" / name)
     (root / "models").mkdir()
+    (root / "usr/bin/python3").symlink_to(PYTHON)
     # The time of a source differs from build to build; a hash that nobody checks does not, and costs nothing at start.
     compile_all = ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", f"/usr/lib/{PYTHON}"]
     run_long(["chroot", str(root), "/usr/bin/env", "PYTHONHASHSEED=0", f"/usr/bin/{PYTHON}", *compile_all], title="engine base: byte code")

@@ -20,6 +20,7 @@ from ..progress import LabError, run_long, say
 from . import base, sandbox
 
 LOCK = Path(__file__).with_name("requirements.txt")
+LAUNCHER = Path(__file__).with_name("launcher.py")
 FINISH = Path(__file__).with_name("finish.py")
 PACKAGES_DIRECTORY = "opt/engine"
 CACHE_DIRECTORY = "opt/engine-cache"
@@ -37,14 +38,6 @@ ENVIRONMENT = {
 }
 _TORCH_INDEX = "LAB_TORCH_INDEX"
 _GLIBC_MINOR = 36  # of the base's Debian; wheels for any older one run there
-_LAUNCHER = f"""#!/usr/bin/{base.PYTHON}
-import sys
-
-if __name__ == "__main__":  # the engine's child processes import this file again and need none of it
-    from vllm.entrypoints.cli.main import main
-
-    sys.exit(main())
-"""
 _UNWANTED = (
     "bin", "torch/test", "torch/include", "torch/share", "**/tests", "**/*.a", "**/*.pyi", "**/*.h", "**/*.hpp", "**/*.cuh",
     # When, how and by whom it was installed; nothing reads it.
@@ -56,7 +49,7 @@ _TORCH_HELPER = "torch_shm_manager"  # the one program of torch/bin that `import
 def engine_tree() -> Path:
     """The upper layer as a directory of the cache; minutes and about a gigabyte from the package index the first time."""
     inputs = {
-        "lock": LOCK, "finish": FINISH, "base": base.base_tree().parent.name,
+        "lock": LOCK, "launcher": LAUNCHER, "finish": FINISH, "base": base.base_tree().parent.name,
         "torch_index": os.environ.get(_TORCH_INDEX, ""), "architectures": ARCHITECTURES,
     }  # fmt: skip
     return cache.build("engine-tree", inputs, _build) / "root"
@@ -73,7 +66,7 @@ def _build(destination: Path) -> None:
     _name_distribution(packages)
     launcher = root / "usr/local/bin/vllm"
     launcher.parent.mkdir(parents=True)
-    launcher.write_text(_LAUNCHER)
+    launcher.write_text(f"#!/usr/bin/{base.PYTHON}\n{LAUNCHER.read_text()}")
     launcher.chmod(0o755)
     _finish(root)
 

@@ -166,8 +166,10 @@ def test_profile_file_refused(tmp_path: Path, text: str, message: str) -> None:
 
 def test_a_profile_of_ones_own_is_found_beside_the_inventory(tmp_path: Path) -> None:
     text = (ROOT / "profiles" / "lab-tiny.yml").read_text()
-    (tmp_path / "mine.yml").write_text(text.replace("name: lab-tiny", "name: mine"))
-    assert _inputs.load_profile("mine.yml", tmp_path)["name"] == "mine"
+    # The short forms of YAML are welcome.
+    anchored = text.replace("serving:\n", "serving:\n  <<: {max_model_len: 1024}\n").replace("  max_model_len: 512\n", "")
+    (tmp_path / "mine.yml").write_text(anchored.replace("name: lab-tiny", "name: mine"))
+    assert _inputs.load_profile("mine.yml", tmp_path)["serving"]["max_model_len"] == 1024
     (tmp_path / "other.yml").write_text(text)
     with pytest.raises(PlanError, match=r"^profile other: name is 'lab-tiny', expected 'other': correct it in other.yml$"):
         _inputs.load_profile("other.yml", tmp_path)
