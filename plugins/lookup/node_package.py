@@ -48,7 +48,7 @@ def package() -> str:
     """The archive in base64."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        entry = "import sys\nfrom gb10_node.__main__ import main\nsys.exit(main())\n"
+        entry = "import runpy\n\nrunpy.run_module('gb10_node', run_name='__main__')\n"
         files = {"__main__.py": entry.encode()} | {
             str(path.relative_to(SOURCES)): path.read_bytes() for path in (SOURCES / "gb10_node").glob("**/*.py")
         }

@@ -46,6 +46,7 @@ _raw:
 
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from ansible.errors import AnsibleLookupError
 from ansible.plugins.lookup import LookupBase
 from ansible_collections.gb10.cluster.plugins.module_utils._errors import PlanError
@@ -84,7 +85,18 @@ class LookupModule(LookupBase):
 
     def _visible_settings(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         """The settings that the task itself sees, which play or extra variables may have changed."""
-        return {key: self._templar.template(variables[key]) if key in KNOWN else None for key in _setting_names(variables)}
+        return {key: _typed(key, self._templar.template(variables[key])) if key in KNOWN else None for key in _setting_names(variables)}
+
+
+def _typed(key: str, value: Any) -> Any:
+    """`-e KEY=VALUE` gives text, whatever the setting is: read it as YAML where text cannot be meant."""
+    kinds = SETTINGS["properties"][key].get("type", "string")
+    if not isinstance(value, str) or "string" in kinds:
+        return value
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError:
+        return value
 
 
 def _setting_names(variables: Mapping[str, Any]) -> list[str]:

@@ -46,7 +46,7 @@ EXAMPLES = r"""
     group: lab
     port: 8000
     model: smollm2
-    chat: {prompt: What is the capital of France?, max_tokens: 32, expect: paris}
+    chat: {prompt: "What is the capital of France?", max_tokens: 32, expect: paris}
 """
 
 RETURN = r"""
@@ -73,10 +73,10 @@ problems:
 import json
 import time
 import urllib.error
-import urllib.request
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.urls import open_url
 
 from ..module_utils import _host, _probes
 
@@ -94,10 +94,8 @@ class Endpoint:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         begin = time.monotonic()
         try:
-            with urllib.request.urlopen(
-                urllib.request.Request(self.base + path, json.dumps(body).encode(), headers), timeout=self.timeout
-            ) as answer:
-                return answer.status, json.load(answer)
+            answer = open_url(self.base + path, json.dumps(body), headers, "POST", use_proxy=False, timeout=self.timeout)
+            return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
             return error.code, {"error": error.read(300).decode("utf-8", "replace")}
         except (urllib.error.URLError, OSError, ValueError) as error:

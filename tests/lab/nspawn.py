@@ -13,6 +13,7 @@ from pathlib import Path
 from . import cache, cgroups, overlay
 from .backend import Backend, State
 from .cgroups import HostGroup
+from .enter import inside
 from .network import Network
 from .paths import PYTHON, REPOSITORY, mount_points
 from .progress import LabError
@@ -103,11 +104,10 @@ class NspawnBackend(Backend):
             raise LabError(f"{host.name} hangs: `resume {host.name}` lets it go on")
         try:
             return subprocess.run(
-                ["nsenter", "--target", str(leader), "--all", "--wdns=/", "--", *argv],
-                check=False, stdin=stdin, capture_output=capture, text=True, env=_ENVIRONMENT, timeout=_QUERY_S if capture else None,
-                preexec_fn=lambda: cgroups.join_groups_of(leader),
+                argv, check=False, stdin=stdin, capture_output=capture, text=True, env=_ENVIRONMENT,
+                timeout=_QUERY_S if capture else None, preexec_fn=inside(leader),
             )  # fmt: skip
-        except subprocess.SubprocessError as error:
+        except (subprocess.SubprocessError, FileNotFoundError) as error:
             raise LabError(f"{host.name} did not run `{' '.join(argv)}`: {error}; `status` tells its state") from None
 
     def memory_bytes(self, host: Host) -> int:

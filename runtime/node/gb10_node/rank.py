@@ -56,7 +56,7 @@ async def _first_of(*work: Coroutine[Any, Any, Any]) -> None:
     """Run all until one returns or raises; cancel the others; raise what the first raised."""
     tasks = [asyncio.create_task(one) for one in work]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done, _pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
@@ -89,7 +89,7 @@ class Supervisor:
         """Start the container, call `started` once it stands, raise GroupEnd when it exits."""
         await self.container.start()
         exited = asyncio.create_task(self.container.wait())
-        done, _ = await asyncio.wait({exited}, timeout=SETTLE_S)
+        done, _pending = await asyncio.wait({exited}, timeout=SETTLE_S)
         if not done and started is not None:
             await started()
         status = await exited

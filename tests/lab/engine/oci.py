@@ -53,11 +53,11 @@ def write_image(archive: Path, reference: str, layers: Sequence[tuple[str, Path]
             "created": EPOCH,
             "config": dict(settings),
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}" for digest in digests]},
-            "history": [{"created": EPOCH, "created_by": name} for name, _ in layers],
+            "history": [{"created": EPOCH, "created_by": name} for name, _tree in layers],
         }
         body = _json(configuration)
         identifier = hashlib.sha256(body).hexdigest()
-        index = [{"Config": f"{identifier}.json", "RepoTags": [reference], "Layers": [f"{name}.tar" for name, _ in layers]}]
+        index = [{"Config": f"{identifier}.json", "RepoTags": [reference], "Layers": [f"{name}.tar" for name, _tree in layers]}]
         _append(out, f"{identifier}.json", body)
         _append(out, "manifest.json", _json(index))
         out.write(bytes(2 * tarfile.BLOCKSIZE))  # the end of a tar

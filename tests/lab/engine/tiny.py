@@ -81,7 +81,7 @@ def weights() -> Iterator[tuple[str, Sequence[int], bytes]]:
         matrices |= {f"{layer}.mlp.{name}": shape for name, shape in mlp.items()}
         norms += [f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm"]
     for name, (rows, columns) in matrices.items():
-        yield f"{name}.weight", (rows, columns), bfloat16([SPREAD * (2 * source.random() - 1) for _ in range(rows * columns)])
+        yield f"{name}.weight", (rows, columns), bfloat16([SPREAD * (2 * source.random() - 1) for _weight in range(rows * columns)])
     for name in norms:
         yield f"{name}.weight", (HIDDEN,), bfloat16([1.0] * HIDDEN)
 

@@ -93,10 +93,16 @@ def _complete_torch(packages: Path) -> None:
     [metadata] = packages.glob("torch-*.dist-info/METADATA")
     version = metadata.parent.name.removeprefix("torch-").removesuffix(".dist-info")
     if version.endswith("+cpu"):
-        say(f"engine: torch {version}, the CPU build, from {'$' + _TORCH_INDEX if os.environ.get(_TORCH_INDEX) else 'pip as it is set up here'}")
+        say(
+            f"engine: torch {version}, the CPU build, from {'$' + _TORCH_INDEX if os.environ.get(_TORCH_INDEX) else 'pip as it is set up here'}"
+        )
         return
     say(f"engine: torch {version} is the CUDA build: some 4 GB more; an index with the CPU build in ${_TORCH_INDEX} avoids that")
-    needs = [line.removeprefix("Requires-Dist:").split(";")[0].strip() for line in metadata.read_text().splitlines() if line.startswith("Requires-Dist:")]
+    needs = [
+        line.removeprefix("Requires-Dist:").split(";")[0].strip()
+        for line in metadata.read_text().splitlines()
+        if line.startswith("Requires-Dist:")
+    ]
     libraries = [need for need in needs if need.startswith(("nvidia-", "cuda-", "triton"))]
     install(packages, *libraries, title="CUDA libraries of torch")
 

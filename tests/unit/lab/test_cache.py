@@ -107,7 +107,7 @@ def test_two_processes_that_want_the_same_build_it_once(tmp_path: Path) -> None:
     )
     log = tmp_path / "log"
     command = [sys.executable, str(script), str(log)]
-    both = [subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}) for _ in range(2)]
+    both = [subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}) for _copy in range(2)]
     assert [process.wait(timeout=60) for process in both] == [0, 0]
     assert log.read_text() == "built\n"
 

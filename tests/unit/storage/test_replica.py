@@ -148,7 +148,7 @@ def test_a_failure_is_one_sentence_with_its_cure(source: Source, problem: str, c
 def test_the_units_of_one_source_are_not_anothers() -> None:
     assert _replica.unit("image", "10.10.0.1") == "gb10-weights-image@10.10.0.1.service"
     assert _replica.units("image") == "gb10-weights-image@*.service"
-    assert not _replica.unit("image-2", "10.10.0.1").startswith(_replica.units("image").split("*")[0])
+    assert not _replica.unit("image-2", "10.10.0.1").startswith(_replica.units("image").removesuffix("*.service"))
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "../a", "-a", "a]", "a\nb"])

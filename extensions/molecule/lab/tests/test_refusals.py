@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from testinfra.host import Host
 
-WATCHED = "find /etc/netplan /etc/sysctl.d /etc/gb10 /etc/systemd/system /usr/local/lib/gb10 -type f | sort | xargs stat -c '%n %Y %s'; cat /run/gb10/lab/state.json"
+FOLDERS = "/etc/netplan /etc/sysctl.d /etc/gb10 /etc/systemd/system /usr/local/lib/gb10"
+WATCHED = f"find {FOLDERS} -type f | sort | xargs stat -c '%n %Y %s'; cat /run/gb10/lab/state.json"
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +53,9 @@ def test_a_cable_that_names_a_cage_twice(playbook: Any) -> None:
 def test_a_tensor_parallel_size_that_does_not_fit(playbook: Any, tmp_path: Path) -> None:
     profile = Path(__file__).resolve().parents[4] / "profiles" / "lab-smollm2.yml"
     other = tmp_path / "other.yml"
-    other.write_text(profile.read_text().replace("name: lab-smollm2", "name: other").replace("tensor_parallel_size: 3", "tensor_parallel_size: 2"))
+    other.write_text(
+        profile.read_text().replace("name: lab-smollm2", "name: other").replace("tensor_parallel_size: 3", "tensor_parallel_size: 2")
+    )
     arguments = ("-e", f"cluster_profile={other}", "-e", "lab_checkpoint=smollm2-135m-instruct")
     refused(playbook("site", *arguments), "parallelism.tensor_parallel_size is 2", "3 members")
 
@@ -73,7 +76,9 @@ def test_check_mode_says_that_it_would_end_the_group(playbook: Any) -> None:
     assert '"--port",' in done.stdout and "8010" in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [("--tags", "fabric"), ("--tags", "storage"), ("--tags", "runtime"), ("--tags", "service"), ("--limit", "t2")])
+@pytest.mark.parametrize(
+    "arguments", [("--tags", "fabric"), ("--tags", "storage"), ("--tags", "runtime"), ("--tags", "service"), ("--limit", "t2")]
+)
 def test_a_part_alone_does_its_part_and_changes_nothing(playbook: Any, arguments: tuple[str, str]) -> None:
     done = playbook("site", *arguments)
     assert done.returncode == 0, done.stdout
