@@ -73,6 +73,7 @@ problems:
 import json
 import time
 import urllib.error
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -84,13 +85,12 @@ from ..module_utils import _host, _probes
 class Endpoint:
     """The API on this member."""
 
-    def __init__(self, port: int, key: str, timeout: float) -> None:
-        self.base, self.key, self.timeout = f"http://127.0.0.1:{port}", key, timeout
+    def __init__(self, port: int, timeout: float) -> None:
+        self.base, self.timeout = f"http://127.0.0.1:{port}", timeout
         self.seconds: dict[str, float] = {}
 
-    def post(self, name: str, path: str, body: dict[str, Any], key: str | None = None) -> tuple[int, dict[str, Any]]:
+    def post(self, name: str, path: str, body: dict[str, Any], key: str) -> tuple[int, dict[str, Any]]:
         """Status and decoded answer; status 0 with the reason under `error` where no answer came."""
-        key = self.key if key is None else key
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         begin = time.monotonic()
         try:
@@ -122,17 +122,25 @@ def main() -> None:
     key = _host.read(key_file)
     if not key:
         module.fail_json(msg=f"{key_file} is absent or empty on this member: run the service role, and the probe on the head")
-    endpoint = Endpoint(parameters["port"], key, parameters["timeout"])
+    endpoint = Endpoint(parameters["port"], parameters["timeout"])
     result: dict[str, Any] = {"changed": False, "seconds": endpoint.seconds}
     problems: list[str] = []
 
-    open_status, _answer = endpoint.post(
-        "without key", "/v1/completions", {"model": parameters["model"], "prompt": "1", "max_tokens": 1}, key=""
-    )
-    if open_status == 200:
-        problems.append("the endpoint answers without an API key: restart the group (playbook gb10.cluster.restart)")
+    asks = {"without key": ("/v1/completions", {"model": parameters["model"], "prompt": "1", "max_tokens": 1}, "")}
     if parameters["chat"]:
-        status, body = endpoint.post("chat", "/v1/chat/completions", _probes.chat_request(parameters["model"], parameters["chat"]))
+        asks["chat"] = ("/v1/chat/completions", _probes.chat_request(parameters["model"], parameters["chat"]), key)
+    reference = [int(token) for token in (parameters["reference"] or {}).get("token_ids", [])]
+    if reference:
+        body = _probes.parity_request(parameters["model"], parameters["reference"]["prompt"], len(reference))
+        asks["parity"] = ("/v1/completions", body, key)
+    # All at once: the engine computes them in one batch.
+    with ThreadPoolExecutor(max_workers=len(asks)) as pool:
+        answers = dict(zip(asks, pool.map(lambda ask: endpoint.post(ask[0], *ask[1]), asks.items()), strict=True))
+
+    if answers["without key"][0] == 200:
+        problems.append("the endpoint answers without an API key: restart the group (playbook gb10.cluster.restart)")
+    if "chat" in answers:
+        status, body = answers["chat"]
         result["answer"] = _probes.chat_answer(body)
         verdict = (
             _probes.chat_verdict(parameters["chat"], result["answer"])
@@ -140,10 +148,8 @@ def main() -> None:
             else f"the chat request ended with {status}: {body['error']}"
         )
         problems += [verdict] if verdict else []
-    if parameters["reference"]:
-        reference = [int(token) for token in parameters["reference"]["token_ids"]]
-        request = _probes.parity_request(parameters["model"], parameters["reference"]["prompt"], len(reference))
-        status, body = endpoint.post("parity", "/v1/completions", request)
+    if "parity" in answers:
+        status, body = answers["parity"]
         result["token_ids"] = _probes.parity_tokens(body)
         verdict = (
             _probes.parity_verdict(reference, result["token_ids"])

@@ -7,7 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import image, model, reference
+from .. import cache
+from . import base, image, model, reference, tree
 
 
 @dataclass(frozen=True)
@@ -26,4 +27,8 @@ def ensure(name: str) -> Assets:
     archive = image.engine_image()
     directory = model.checkpoint(name)
     manifest = directory.with_name(f"{directory.name}.manifest.json")
-    return Assets(archive, image.image_id(archive), directory, manifest, reference.reference(directory))
+    assets = Assets(archive, image.image_id(archive), directory, manifest, reference.reference(directory))
+    # Of an older lock or recipe, a gigabyte each.
+    for artefact in (base.base_tree().parent, tree.engine_tree().parent, archive.parent):
+        cache.prune(artefact.parent.name, keep={artefact})
+    return assets

@@ -14,10 +14,16 @@ by the hash of the class's source. A container starts with an empty cache.
 from __future__ import annotations
 
 import compileall
-import py_compile
 import sys
+from pathlib import Path
+from py_compile import PycInvalidationMode
 
-compileall.compile_dir(sys.argv[1], quiet=2, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+for package in sorted(Path(sys.argv[1]).iterdir()):
+    print(package.name, flush=True)
+    if package.is_dir():
+        compileall.compile_dir(package, quiet=2, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
+    else:
+        compileall.compile_file(package, quiet=2, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
 
 from vllm.model_executor.models import ModelRegistry  # noqa: E402
 

@@ -1,6 +1,6 @@
 # Copyright: gb10.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The image's `vllm` command: vLLM's own, started in a third of the processor time and with a fifth less memory.
+"""The image's `vllm` command: vLLM's own, started in less than half the processor time and with a fifth less memory.
 
 An engine is a tree of processes (server, engine core, worker), and each of them needs some 5 s to import vLLM. On CPUs vLLM insists on
 new interpreters for them (`spawn`), because it wants to bind OpenMP's threads before any exists. The lab binds none

@@ -44,7 +44,7 @@ def _build_smol(destination: Path) -> None:
         work = Path(name)
         _fetch(work, directory)
         extras = work / "extras"
-        tree.install(extras, "--requirement", str(_CONVERT_LOCK), title="packages of the conversion")
+        tree.pip_install(extras, "--no-deps", "--requirement", str(_CONVERT_LOCK), title="packages of the conversion")
         shutil.copyfile(_CONVERT, work / _CONVERT.name)
         sandbox.run(
             [base.base_tree(), tree.engine_tree()],

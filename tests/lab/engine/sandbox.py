@@ -22,6 +22,7 @@ mount -t overlay overlay -o "$OVERLAY" "$ROOT"
 mount -t proc proc "$ROOT/proc"
 mount --rbind /sys "$ROOT/sys"
 mount --rbind /dev "$ROOT/dev"
+mount -t tmpfs tmpfs "$ROOT/dev/shm"
 mount -t tmpfs tmpfs "$ROOT/tmp"
 mount -t tmpfs tmpfs "$ROOT/models"
 for pair in $BINDS; do

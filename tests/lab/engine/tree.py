@@ -24,7 +24,6 @@ LAUNCHER = Path(__file__).with_name("launcher.py")
 FINISH = Path(__file__).with_name("finish.py")
 PACKAGES_DIRECTORY = "opt/engine"
 CACHE_DIRECTORY = "opt/engine-cache"
-TORCH = "torch==2.13.0"
 VLLM_VERSION = "0.32.0+cpu"
 # vLLM looks these up in the image's cache; any other class costs each start the time of one more import of vLLM.
 ARCHITECTURES = ("LlamaForCausalLM",)
@@ -39,6 +38,7 @@ ENVIRONMENT = {
 _TORCH_INDEX = "LAB_TORCH_INDEX"
 _GLIBC_MINOR = 36  # of the base's Debian; wheels for any older one run there
 _UNWANTED = (
+    "triton", "triton-*",  # comes with torch's CUDA build, has nothing for CPUs, and costs each start a second
     "bin", "torch/test", "torch/include", "torch/share", "**/tests", "**/*.a", "**/*.pyi", "**/*.h", "**/*.hpp", "**/*.cuh",
     # When, how and by whom it was installed; nothing reads it.
     "*.dist-info/INSTALLER", "*.dist-info/RECORD", "*.dist-info/REQUESTED", "*.dist-info/direct_url.json",
@@ -59,7 +59,7 @@ def _build(destination: Path) -> None:
     root = destination / "root"
     packages = root / PACKAGES_DIRECTORY
     packages.mkdir(parents=True)
-    install(packages, "--requirement", str(LOCK), title="engine packages")
+    pip_install(packages, "--no-deps", "--requirement", str(LOCK), title="engine packages")
     _complete_torch(packages)
     _prune(packages)
     _strip(packages)
@@ -71,18 +71,18 @@ def _build(destination: Path) -> None:
     _finish(root)
 
 
-def install(packages: Path, *requirements: str, title: str) -> None:
-    """pip, for the image's Python and for it alone: the Python that runs this need not be of that version."""
+def pip_install(packages: Path, *arguments: str, title: str) -> None:
+    """pip into a folder, for the image's Python and for it alone: the Python that runs this may be another."""
     machine = os.uname().machine
-    platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in range(_GLIBC_MINOR, 4, -1)]
-    legacy = [f"--platform=manylinux{year}_{machine}" for year in ("2014", "2010", "1")]
+    platforms = [f"manylinux_2_{minor}" for minor in range(_GLIBC_MINOR, 4, -1)] + ["manylinux2014", "manylinux2010", "manylinux1"]
     index = os.environ.get(_TORCH_INDEX)
     run_long(
         [
             sys.executable, "-m", "pip", "install", "--progress-bar=off", "--disable-pip-version-check", "--root-user-action=ignore",
-            "--no-deps", "--no-compile", "--only-binary=:all:", "--target", str(packages),
-            "--implementation=cp", f"--python-version={base.PYTHON.removeprefix('python')}", *platforms, *legacy,
-            *([f"--extra-index-url={index}"] if index else []), *requirements,
+            "--target", str(packages), "--no-compile", "--only-binary=:all:",
+            "--implementation=cp", f"--python-version={base.PYTHON.removeprefix('python')}",
+            *[f"--platform={platform}_{machine}" for platform in platforms],
+            *([f"--extra-index-url={index}"] if index else []), *arguments,
         ],
         title=title,
     )  # fmt: skip
@@ -90,21 +90,14 @@ def install(packages: Path, *requirements: str, title: str) -> None:
 
 def _complete_torch(packages: Path) -> None:
     """A torch that is no CPU build cannot even be imported without its CUDA libraries: fetch those as well, and say so."""
-    [metadata] = packages.glob("torch-*.dist-info/METADATA")
-    version = metadata.parent.name.removeprefix("torch-").removesuffix(".dist-info")
+    [metadata] = packages.glob("torch-*.dist-info")
+    version = metadata.name.removeprefix("torch-").removesuffix(".dist-info")
     if version.endswith("+cpu"):
-        say(
-            f"engine: torch {version}, the CPU build, from {'$' + _TORCH_INDEX if os.environ.get(_TORCH_INDEX) else 'pip as it is set up here'}"
-        )
+        say(f"engine: torch {version} is the CPU build")
         return
-    say(f"engine: torch {version} is the CUDA build: some 4 GB more; an index with the CPU build in ${_TORCH_INDEX} avoids that")
-    needs = [
-        line.removeprefix("Requires-Dist:").split(";")[0].strip()
-        for line in metadata.read_text().splitlines()
-        if line.startswith("Requires-Dist:")
-    ]
-    libraries = [need for need in needs if need.startswith(("nvidia-", "cuda-", "triton"))]
-    install(packages, *libraries, title="CUDA libraries of torch")
+    say(f"engine: torch {version} is the CUDA build, gigabytes more; ${_TORCH_INDEX} may name a package index that has the CPU build")
+    # What is there already stays as it is: pip only adds.
+    pip_install(packages, "--constraint", str(LOCK), f"torch=={version}", title="CUDA libraries of torch")
 
 
 def _prune(packages: Path) -> None:
@@ -122,11 +115,11 @@ def _prune(packages: Path) -> None:
 
 
 def _strip(packages: Path) -> None:
-    """Drop debug information: two thirds of vLLM's kernels. Libraries that a wheel repair tool has rewritten are left alone."""
+    """Drop debug information and symbols, half a gigabyte; libraries that a wheel repair tool has rewritten are left alone."""
     if shutil.which("strip") is None:
         raise LabError("`strip` is not on this machine, and without it the engine image is half a gigabyte larger: install binutils")
-    libraries = [str(path) for path in sorted(packages.rglob("*.so*")) if ".libs" not in str(path.relative_to(packages))]
-    run_long(["strip", "--strip-unneeded", "--preserve-dates", *libraries], title="strip")
+    libraries = [str(path) for path in sorted(packages.rglob("*.so*")) if not path.relative_to(packages).parts[0].endswith(".libs")]
+    run_long(["strip", "--strip-unneeded", *libraries], title="strip")
 
 
 def _name_distribution(packages: Path) -> None:
