@@ -23,8 +23,6 @@ def chat_answer(body: Mapping[str, Any]) -> str:
 
 def chat_verdict(probe: Mapping[str, Any], answer: str) -> str | None:
     """The answer must match the probe's regular expression `expect`, in any case of letters."""
-    if not answer.strip():
-        return f"the answer to {probe['prompt']!r} is empty"
     if not re.search(probe["expect"], answer, re.IGNORECASE):
         return f"the answer to {probe['prompt']!r} is {answer!r}, which does not match {probe['expect']!r}"
     return None

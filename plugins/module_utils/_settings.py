@@ -11,6 +11,14 @@ import re
 from collections.abc import Mapping
 
 SYSCTL_FILE = "/etc/sysctl.d/90-gb10.conf"
+UNIT_DIRECTORIES = (
+    "/usr/lib/systemd/system",
+    "/usr/local/lib/systemd/system",
+    "/run/systemd/generator",
+    "/run/systemd/system",
+    "/etc/systemd/system",
+)
+"""Where systemd finds units, a later place before an earlier one."""
 SWAP_MARK = "#gb10-swap# "
 """Prefix of an fstab line that was switched off: `absent` finds it and gives it back."""
 
@@ -45,10 +53,9 @@ def fstab_with_swap(fstab: str) -> str:
     return "\n".join(line.removeprefix(SWAP_MARK) for line in fstab.split("\n"))
 
 
-def swap_units(unit_files: str) -> list[str]:
-    """Swap units that may start by themselves, from `systemctl list-unit-files --type=swap` (name, state per line), e.g. zram's.
+def swap_units(units: Mapping[str, str]) -> list[str]:
+    """Swap units that may start by themselves, such as zram's, from each unit's text (empty where it is masked).
 
-    Units made from fstab are "generated": the fstab decides about those.
+    Units made from fstab are left out: the fstab decides about those.
     """
-    rows = (line.split() for line in unit_files.splitlines())
-    return [row[0] for row in rows if len(row) >= 2 and row[0].endswith(".swap") and row[1] not in ("masked", "generated")]
+    return sorted(name for name, text in units.items() if text and "SourcePath=/etc/fstab" not in text)

@@ -65,6 +65,14 @@ from ..module_utils._files import FileSet, ManagedFile
 FSTAB = "/etc/fstab"
 
 
+def swap_unit_texts() -> dict[str, str]:
+    """Every swap unit's text. Reading the directories takes a hundredth of what asking systemctl does."""
+    paths = (
+        Path(directory) / name for directory in _settings.UNIT_DIRECTORIES for name in _host.names(directory) if name.endswith(".swap")
+    )
+    return {path.name: _host.read(path) or "" for path in paths}
+
+
 def main() -> None:
     """Compare, and where it is no check, act."""
     module = AnsibleModule(
@@ -90,9 +98,7 @@ def main() -> None:
     fstab_text = (fstab or b"").decode()
     new_fstab = _settings.fstab_without_swap(fstab_text) if keep_swap_off else _settings.fstab_with_swap(fstab_text)
     swaps = _settings.active_swaps(_host.read(proc / "swaps") or "") if keep_swap_off else []
-    units = []
-    if keep_swap_off:
-        units = _settings.swap_units(_host.run(["systemctl", "list-unit-files", "--type=swap", "--no-legend", "--plain"]).out)
+    units = _settings.swap_units(swap_unit_texts()) if keep_swap_off else []
     live = {key: _settings.normal(_host.read(proc / "sys" / _settings.sysctl_path(key)) or "") for key in sysctls}
     wrong = {key: value for key, value in sysctls.items() if live[key] != value}
 

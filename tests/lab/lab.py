@@ -31,6 +31,7 @@ _PREREQUISITES = {
     "ssh": "openssh-client",
     "mkfs.ext4": "e2fsprogs",
     "losetup": "mount",
+    "strip": "binutils",
 }
 # profile of profiles/ -> model that it serves
 _MODELS = {"lab-smollm2": engine.model.SMOL, "lab-tiny": engine.tiny.NAME}

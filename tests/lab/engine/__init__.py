@@ -28,7 +28,7 @@ def ensure(name: str) -> Assets:
     directory = model.checkpoint(name)
     manifest = directory.with_name(f"{directory.name}.manifest.json")
     assets = Assets(archive, image.image_id(archive), directory, manifest, reference.reference(directory))
-    # Of an older lock or recipe, a gigabyte each.
-    for artefact in (base.base_tree().parent, tree.engine_tree().parent, archive.parent):
+    # What an older lock or recipe made goes: a gigabyte each.
+    for artefact in (base.base_tree().parent, tree.engine_tree().parent, archive.parent, directory.parent):
         cache.prune(artefact.parent.name, keep={artefact})
     return assets

@@ -2,13 +2,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What goes wrong on a serving cluster, one after the other: the group ends everywhere, and comes back by itself or by one command.
 
-Takes minutes, since each case starts the real engine again: it runs when GB10_LAB_FAULTS is set.
+Each case starts the real engine again, so they are a scenario of their own (molecule test -s faults).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -24,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[4]
 UNIT = "gb10-rank@lab.service"
 START_S = 400.0
 
-pytestmark = pytest.mark.skipif(not os.environ.get("GB10_LAB_FAULTS"), reason="takes minutes: set GB10_LAB_FAULTS=1")
+pytestmark = pytest.mark.faults
 
 
 def phase(host: Host) -> str:

@@ -38,7 +38,9 @@ def test_a_pool_over_the_management_network(playbook: Any) -> None:
 
 
 def test_a_network_that_a_host_already_has(playbook: Any, hosts: dict[str, Host]) -> None:
-    hosts["t3"].check_output("ip link add other0 type dummy && ip addr add 10.10.4.200/24 dev other0 && ip link set other0 up")
+    hosts["t3"].check_output(
+        "ip link add other0 type veth peer name other1 && ip addr add 10.10.4.200/24 dev other0 && ip link set other0 up"
+    )
     try:
         refused(playbook("site"), "other0 already uses 10.10.4.0/24", "choose another cluster_leg_pool")
     finally:
