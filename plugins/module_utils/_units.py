@@ -19,6 +19,8 @@ NODE_PACKAGE = "/usr/local/lib/gb10/gb10_node.pyz"
 START_LIMIT_S, START_LIMIT = 1800, 5
 """A group that ends this often within the time stays down: something is wrong that another start does not cure."""
 RESTART_S = 5
+LOG_IDENTIFIER = "gb10-rank"
+"""Of the rank's own lines in the journal; the engine's client adds others to the unit."""
 STOP_MARGIN_S = 30
 """Time beyond the container's own stop time in which the rank tells the others and removes the container."""
 
@@ -58,6 +60,7 @@ StartLimitBurst={START_LIMIT}
 
 [Service]
 Type=notify
+SyslogIdentifier={LOG_IDENTIFIER}
 ExecStart=/usr/bin/python3 {NODE_PACKAGE} rank %i
 ExecStopPost=-{program} rm --force gb10-%i
 Restart=on-failure

@@ -77,8 +77,10 @@ POLL_S = 0.25
 
 
 def last_line(unit: str) -> str:
-    """Last line that the unit logged."""
-    return _host.run(["journalctl", "--unit", unit, "--lines", "1", "--output", "cat", "--no-pager", "--quiet"]).out.strip()
+    """Last line that the rank logged."""
+    return _host.run(
+        ["journalctl", "--unit", unit, "--identifier", _units.LOG_IDENTIFIER, "--lines", "1", "--output", "cat", "--no-pager", "--quiet"]
+    ).out.strip()
 
 
 def main() -> None:

@@ -189,9 +189,11 @@ def main() -> None:
         if not enabled:
             systemctl(module, "enable", target)
         if restart or not running.is_active:
+            # Not `restart`: the time must lie between the two lives, since the old one may note its own end as a failure.
+            systemctl(module, "stop", unit)
             started_at = time.time()
             _host.run(["systemctl", "reset-failed", unit])
-            systemctl(module, "restart", target, unit)
+            systemctl(module, "start", target, unit)
     module.exit_json(changed=bool(actions), actions=actions, started_at=started_at, diff=diff)
 
 
