@@ -134,8 +134,10 @@ def test_a_long_command_ends_with_the_process_that_runs_it(tmp_path: Path) -> No
     marker = tmp_path / "marker"
     code = f"from tests.lab.progress import run_long; run_long(['sh', '-c', 'touch {marker}; sleep 3; echo > {marker}.late'], title='x')"
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY)
-    while not marker.exists():
+    deadline = time.monotonic() + 30
+    while not marker.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
+    assert marker.exists()
     parent.kill()
     parent.wait(timeout=10)
     time.sleep(4)
