@@ -20,6 +20,17 @@ attributes:
     description: When run twice in a row without a change between the two, the second run reports no change.
 """
 
+    STATEFUL = r"""
+options: {}
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: full
+  idempotent:
+    support: full
+"""
+
     INFO_MODULE = r"""
 options: {}
 attributes:

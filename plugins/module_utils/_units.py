@@ -110,7 +110,6 @@ class RankState:
     detail: str
     config_hash: str
     failure: Mapping[str, Any] | None
-    status: str
 
     @property
     def is_active(self) -> bool:
@@ -125,19 +124,17 @@ class RankState:
 
 def read_rank_state(group: str, run_root: str = "/run/gb10") -> RankState:
     """Ask systemd and read the rank's state.json."""
-    shown = _host.run(["systemctl", "show", rank_unit(group), "--property=ActiveState,StatusText,Result"])
-    properties = dict(line.partition("=")[::2] for line in shown.out.splitlines())
+    shown = _host.run(["systemctl", "show", rank_unit(group), "--property=ActiveState", "--value"])
     try:
         state = json.loads(_host.read(Path(run_root) / group / "state.json") or "{}")
     except ValueError:
         state = {}
     return RankState(
-        active=properties.get("ActiveState", "unknown"),
+        active=shown.out.strip() or "unknown",
         phase=state.get("phase", "absent"),
         detail=state.get("detail", ""),
         config_hash=state.get("config_hash", ""),
         failure=state.get("failure"),
-        status=properties.get("StatusText", ""),
     )
 
 

@@ -15,11 +15,7 @@ description:
     whether every leg then has its address and MTU. Where it has not, the previous bytes are put back and applied.
   - Applies as well when the file is right but the live legs are not. Touches no other interface.
 author: [gb10.cluster contributors (@gb10-cluster)]
-extends_documentation_fragment: [gb10.cluster._attributes]
-attributes:
-  check_mode: {support: full}
-  diff_mode: {support: full}
-  idempotent: {support: full}
+extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attributes.STATEFUL]
 options:
   legs:
     description: The member's legs from the plan (C(members.NAME.legs)).

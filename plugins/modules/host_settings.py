@@ -14,11 +14,7 @@ description:
   - Switches off every swap in use, marks the swap entries of C(/etc/fstab) as off, and masks swap units that would start by themselves.
   - Writes the kernel parameters to one file in C(/etc/sysctl.d) and sets those that differ in the running kernel.
 author: [gb10.cluster contributors (@gb10-cluster)]
-extends_documentation_fragment: [gb10.cluster._attributes]
-attributes:
-  check_mode: {support: full}
-  diff_mode: {support: full}
-  idempotent: {support: full}
+extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attributes.STATEFUL]
 options:
   sysctls:
     description: Kernel parameters by dotted name.

@@ -14,11 +14,7 @@ description:
   - Loads the image unless the engine has it, gives it its name, and proves that the name leads to the expected id.
   - An archive of another image is refused before it is loaded.
 author: [gb10.cluster contributors (@gb10-cluster)]
-extends_documentation_fragment: [gb10.cluster._attributes]
-attributes:
-  check_mode: {support: full}
-  diff_mode: {support: full}
-  idempotent: {support: full}
+extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attributes.STATEFUL]
 options:
   engine:
     description: The container engine.

@@ -17,11 +17,7 @@ description:
   - The rank runs the image by its id. Ranks with another image, plan or node services than the head's do not start.
   - The ranks of all members find one another and start together, the workers first and the head last. See M(gb10.cluster.group_wait).
 author: [gb10.cluster contributors (@gb10-cluster)]
-extends_documentation_fragment: [gb10.cluster._attributes]
-attributes:
-  check_mode: {support: full}
-  diff_mode: {support: full}
-  idempotent: {support: full}
+extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attributes.STATEFUL]
 options:
   group:
     description: Name of the group.

@@ -41,7 +41,7 @@ def layers(tmp_path: Path) -> list[tuple[str, Path]]:
 def test_times_and_the_order_of_creation_do_not_change_the_archive(layers: list[tuple[str, Path]], tmp_path: Path) -> None:
     first, second = tmp_path / "1.tar", tmp_path / "2.tar"
     identifier = oci.write_image(first, REFERENCE, layers, SETTINGS)
-    for _, root in layers:
+    for _layer, root in layers:
         for path in root.rglob("*"):
             os.utime(path, (1, 1), follow_symlinks=False)
     assert oci.write_image(second, REFERENCE, layers, SETTINGS) == identifier

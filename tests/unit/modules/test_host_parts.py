@@ -152,7 +152,7 @@ def test_rank_files_change_with_the_image_and_hide_the_key() -> None:
 
 def state(**fields: Any) -> _units.RankState:
     return _units.RankState(
-        **{"active": "active", "phase": "serving", "detail": "", "config_hash": "", "failure": None, "status": ""} | fields
+        **{"active": "active", "phase": "serving", "detail": "", "config_hash": "", "failure": None} | fields
     )
 
 

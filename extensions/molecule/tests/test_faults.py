@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from testinfra.host import Host
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[3]
 UNIT = "gb10-rank@lab.service"
 START_S = 400.0
 

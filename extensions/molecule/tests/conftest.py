@@ -16,7 +16,7 @@ import pytest
 import testinfra
 from testinfra.host import Host
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[3]
 INVENTORY = "inventories/lab"
 
 Playbook = Callable[..., "subprocess.CompletedProcess[str]"]

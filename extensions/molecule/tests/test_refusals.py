@@ -53,7 +53,7 @@ def test_a_cable_that_names_a_cage_twice(playbook: Any) -> None:
 
 
 def test_a_tensor_parallel_size_that_does_not_fit(playbook: Any, tmp_path: Path) -> None:
-    profile = Path(__file__).resolve().parents[4] / "profiles" / "lab-smollm2.yml"
+    profile = Path(__file__).resolve().parents[3] / "profiles" / "lab-smollm2.yml"
     other = tmp_path / "other.yml"
     other.write_text(
         profile.read_text().replace("name: lab-smollm2", "name: other").replace("tensor_parallel_size: 3", "tensor_parallel_size: 2")
