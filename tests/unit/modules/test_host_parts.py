@@ -151,9 +151,7 @@ def test_rank_files_change_with_the_image_and_hide_the_key() -> None:
 
 
 def state(**fields: Any) -> _units.RankState:
-    return _units.RankState(
-        **{"active": "active", "phase": "serving", "detail": "", "config_hash": "", "failure": None} | fields
-    )
+    return _units.RankState(**{"active": "active", "phase": "serving", "detail": "", "config_hash": "", "failure": None} | fields)
 
 
 def test_only_a_running_rank_with_another_configuration_is_restarted() -> None:
