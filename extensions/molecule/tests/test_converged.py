@@ -108,3 +108,11 @@ def test_status_says_so(playbook: Any) -> None:
     assert done.returncode == 0, done.stdout
     assert "group lab: serving smollm2-135m-instruct" in done.stdout
     assert "->" not in done.stdout
+
+
+def test_logs_show_each_rank(playbook: Any) -> None:
+    done = playbook("logs", "-e", "lines=400")
+    assert done.returncode == 0, done.stdout
+    for member in ("t1", "t2", "t3"):
+        assert f"{member} gb10-rank" in done.stdout
+    assert "gb10: serving" in done.stdout

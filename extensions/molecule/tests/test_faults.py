@@ -110,3 +110,13 @@ def test_the_whole_site_brings_it_back(playbook: Any, hosts: dict[str, Host]) ->
     done = playbook("site")
     assert done.returncode == 0, done.stdout
     assert all_serve(hosts)
+
+
+def test_restart_is_a_new_life_of_every_rank(playbook: Any, hosts: dict[str, Host]) -> None:
+    def lives() -> set[str]:
+        return {host.check_output(f"systemctl show --property=InvocationID --value {UNIT}") for host in hosts.values()}
+
+    before = lives()
+    done = playbook("restart")
+    assert done.returncode == 0, done.stdout
+    assert all_serve(hosts) and not before & lives()
