@@ -3,10 +3,10 @@ ARGS ?=
 INVENTORY ?= lab
 
 .DEFAULT_GOAL := help
-.PHONY: help lab site plan lab-down test test-all lint sanity unit format
+.PHONY: help lab site plan lab-down fullkernel fullkernel-down test test-all lint sanity unit format
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 lab: ## three hosts on this machine serve a model over a ring: build them, deploy, ask a question
 	@tools/lab $(ARGS)
@@ -19,6 +19,12 @@ plan: ## print the whole plan of an inventory as JSON, no host needed; INVENTORY
 
 lab-down: ## end the lab and leave nothing behind
 	@tools/run python -m tests.lab down
+
+fullkernel: ## three hosts with kernels of their own (RDMA, ZFS, NFS); the first time builds the kernel, up to half an hour
+	@GB10_LAB=$${GB10_LAB:-fullkernel} tools/run python -m tests.lab up --backend uml $(ARGS)
+
+fullkernel-down: ## end that lab and leave nothing behind
+	@GB10_LAB=$${GB10_LAB:-fullkernel} tools/run python -m tests.lab down
 
 test: ## lint, ansible-test sanity, unit tests and the lab scenario
 	@tools/test short

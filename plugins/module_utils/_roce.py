@@ -42,7 +42,7 @@ class Gid:
 
 @dataclass(frozen=True)
 class Hca:
-    """One RDMA device; a ConnectX-7 function has one port, numbered 1. `rate_gbps` is 0 where sysfs does not say."""
+    """One RDMA device; a ConnectX-7 function has one port, numbered 1. `rate_gbps` is 0 where sysfs does not say it of a wire."""
 
     name: str
     netdev: str
@@ -65,14 +65,16 @@ def read_hcas(sysfs_root: str) -> dict[str, Hca]:
 
 def _read_hca(root: Path, name: str) -> Hca:
     port = root / "infiniband" / name / "ports" / "1"
-    netdev = next(iter(_host.names(root / "infiniband" / name / "device" / "net")), "")
+    # soft-RoCE is no function of a card: it names its netdev in a file of its own, and its rate is a constant, of no wire.
+    parent = _host.read(root / "infiniband" / name / "parent")
+    netdev = parent or next(iter(_host.names(root / "infiniband" / name / "device" / "net")), "")
     gids = []
     for slot in sorted(_host.names(port / "gids"), key=int):
         text = _host.read(port / "gids" / slot)
         if text and IPv6Address(text) != EMPTY_GID:
             kind, device = (_host.read(port / "gid_attrs" / attribute / slot) or "" for attribute in ("types", "ndevs"))
             gids.append(Gid(int(slot), kind, str(IPv6Address(text)), device))
-    rate = (_host.read(port / "rate") or "0").split()[0]
+    rate = "0" if parent else (_host.read(port / "rate") or "0").split()[0]
     mtu = _host.read(root / "net" / netdev / "mtu") if netdev else None
     return Hca(name, netdev, _host.read(port / "state") or "absent", float(rate), int(mtu or 0), tuple(gids))
 

@@ -8,7 +8,7 @@ import enum
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .progress import LabError
@@ -36,6 +36,13 @@ class State(enum.Enum):
 class Backend(ABC):
     """The hosts of one lab. Namespaces and cables are made before (network.py); a host finds its ports in its own."""
 
+    prerequisites: Mapping[str, str] = {}  # command -> Debian package that brings it, beyond what every lab needs
+    own_kernel = False  # a host is a process with sockets on its ports, and not a user of its network namespace
+
+    @abstractmethod
+    def __init__(self, lab: str, state: Path) -> None:
+        """The hosts of the lab `lab`, with what is theirs under `state`."""
+
     @abstractmethod
     def prepare(self, topology: Topology, keys: Keys) -> None:
         """Build what hosts are made of, and give each host that has none a disk of its own. Idempotent."""
@@ -62,7 +69,11 @@ class Backend(ABC):
 
     @abstractmethod
     def exec(self, host: Host, argv: Sequence[str], *, stdin: int | None = None, capture: bool = False) -> subprocess.CompletedProcess[str]:
-        """Run a command inside the host, not through its network. Raises LabError unless the host is on and not hung."""
+        """Run a command inside the host, not by way of its legs. Raises LabError unless the host is on and not hung."""
+
+    @abstractmethod
+    def links(self, host: Host) -> list[dict]:
+        """The host's network devices and addresses, as `ip -json address` tells them."""
 
     @abstractmethod
     def memory_bytes(self, host: Host) -> int:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 from .backend import State
-from .lab import Lab
+from .lab import BACKENDS, DEFAULT_BACKEND, Lab
 from .progress import LabError, step
 from .topology import CONTROLLER
 
@@ -47,11 +47,14 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(act=act)
         return sub
 
-    up = verb("up", "start the lab, or go on with what is there", lambda lab, o: lab.up(o.hosts))
-    prepare = verb("prepare", "up, and build what the hosts are to serve", lambda lab, o: lab.prepare(o.hosts, o.profile))
+    up = verb("up", "start the lab, or go on with what is there", lambda lab, o: lab.up(o.hosts, o.backend))
+    prepare = verb("prepare", "up, and build what the hosts are to serve", lambda lab, o: lab.prepare(o.hosts, o.profile, o.backend))
     for sub in (up, prepare):
         sub.add_argument(
             "--hosts", type=int, default=DEFAULT_HOSTS, help="how many (default: %(default)s); 2 are a pair, 3 and more a ring"
+        )
+        sub.add_argument(
+            "--backend", choices=sorted(BACKENDS), default=DEFAULT_BACKEND, help="what they are made of (default: %(default)s)"
         )
     profile = os.environ.get("GB10_LAB_PROFILE") or DEFAULT_PROFILE
     prepare.add_argument("--profile", default=profile, help=f"what is to be served (default: GB10_LAB_PROFILE, else {DEFAULT_PROFILE})")
@@ -105,7 +108,7 @@ def _status(lab: Lab, _options: argparse.Namespace) -> int:
         booted &= state.booted
         advice = {State.OFF: f"   -> on {host.name}", State.HUNG: f"   -> resume {host.name}"}.get(state, "")
         print(f"\n{host.name}  {state.value:9} {host.address}  {lab.backend.memory_bytes(host) >> 20} MiB{advice}")
-        links = {link["ifname"]: link for link in lab.network.links(host.name)}
+        links = {link["ifname"]: link for link in lab.backend.links(host)}
         peers = {a: b for leg in topology.legs() for a, b in (leg, leg[::-1])}
         for port in topology.ports():
             if port.host == host:

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +22,10 @@ from .nspawn import NspawnBackend
 from .paths import lab_name, remove_tree, state_directory
 from .progress import LabError, say, step
 from .topology import CONTROLLER, Host, Topology, standard
+from .uml.backend import UmlBackend
+
+BACKENDS: dict[str, type[Backend]] = {"nspawn": NspawnBackend, "uml": UmlBackend}
+DEFAULT_BACKEND = "nspawn"
 
 # command -> Debian package that brings it
 _PREREQUISITES = {
@@ -49,23 +53,25 @@ class Lab:
         self.name = lab_name()
         self.state = state_directory(self.name)
         self.network = Network(self.name)
-        self.backend: Backend = NspawnBackend(self.name, self.state)
+        self.kind = self._described().get("backend", DEFAULT_BACKEND)
+        self.backend: Backend = BACKENDS[self.kind](self.name, self.state)
 
-    def up(self, count: int) -> None:
-        """Bring the lab up with `count` hosts. Whatever of it runs well stays as it is; remains of a killed run are cleared."""
-        _install_prerequisites()
+    def up(self, count: int, kind: str = DEFAULT_BACKEND) -> None:
+        """Bring the lab up with `count` hosts of a `kind`. Whatever of it runs well stays as it is; remains of a killed run are cleared."""
+        _install_prerequisites({**_PREREQUISITES, **BACKENDS[kind].prerequisites})
         topology = standard(count)
         ssh.control_directory(self.state)  # refuse a path that is too long before anything is made
         with self._locked():
-            self._refuse_other_size(count)
+            self._refuse_another(count, kind)
             if not (self._description.exists() and self.network.complete(topology)):
                 if self.leftovers():
                     self._clean()
                     say("cleared what an earlier run had left")
                 self.state.mkdir(mode=0o700, parents=True)
-                self._description.write_text(json.dumps({"hosts": count}))
+                self._description.write_text(json.dumps({"hosts": count, "backend": kind}))
+                self.kind, self.backend = kind, BACKENDS[kind](self.name, self.state)
                 with step(f"network: {count} hosts, {len(topology.cables)} cables"):
-                    self.network.up(topology)
+                    self.network.up(topology, sockets=self.backend.own_kernel)
             with step("hosts: root file system, keys and disks"):
                 keys = ssh.make_keys(self.state, topology)
                 ssh.write_config(self.state, topology, keys, self.network.namespace_path(CONTROLLER))
@@ -80,11 +86,11 @@ class Lab:
                 self.backend.wait(topology.hosts)
         say(f"lab {self.name} is up: ssh -F {self.state}/ssh_config {topology.hosts[0].name}")
 
-    def prepare(self, count: int, profile: str) -> None:
+    def prepare(self, count: int, profile: str, kind: str = DEFAULT_BACKEND) -> None:
         """`up`, and put what the profile serves under fixed names into `assets` of the state directory (inventories/lab names them)."""
         if profile not in _MODELS:
             raise LabError(f"{profile!r} is no profile of the lab: it has {' and '.join(sorted(_MODELS))}")
-        self.up(count)
+        self.up(count, kind)
         with self._locked(), step(f"assets of {profile}"):
             built = engine.ensure(_MODELS[profile])
             fresh = self.state / "assets.new"
@@ -113,7 +119,7 @@ class Lab:
         """The hosts and cables of the lab that is up. Raises LabError if none is."""
         if not self._description.exists() or CONTROLLER not in self.network.existing():
             raise LabError(f"lab {self.name} is not up: `python -m tests.lab up` starts it")
-        return standard(json.loads(self._description.read_text())["hosts"])
+        return standard(self._described()["hosts"])
 
     def host(self, name: str) -> Host:
         return self.topology().host(name)
@@ -159,11 +165,15 @@ class Lab:
         self.network.down()
         remove_tree(self.state)
 
-    def _refuse_other_size(self, count: int) -> None:
-        if self._description.exists():
-            have = json.loads(self._description.read_text())["hosts"]
-            if have != count:
-                raise LabError(f"lab {self.name} has {have} hosts, not {count}: run `down` first, or choose another lab with GB10_LAB")
+    def _refuse_another(self, count: int, kind: str) -> None:
+        if described := self._described():
+            have, wanted = f"{described['hosts']} hosts of kind {self.kind}", f"{count} of kind {kind}"
+            if (described["hosts"], self.kind) != (count, kind):
+                raise LabError(f"lab {self.name} has {have}, not {wanted}: run `down` first, or choose another lab with GB10_LAB")
+
+    def _described(self) -> dict:
+        """What the lab was made as; empty if there is none."""
+        return json.loads(self._description.read_text()) if self._description.exists() else {}
 
     @property
     def _description(self) -> Path:
@@ -196,8 +206,9 @@ def _end_all(network: Network, name: str) -> None:
         time.sleep(0.05)
 
 
-def _install_prerequisites() -> None:
-    missing = sorted({package for command, package in _PREREQUISITES.items() if shutil.which(command) is None})
+def _install_prerequisites(wanted: Mapping[str, str]) -> None:
+    """Install the packages of the commands (command -> package) that are missing."""
+    missing = sorted({package for command, package in wanted.items() if shutil.which(command) is None})
     if not missing:
         return
     if shutil.which("apt-get") is None:

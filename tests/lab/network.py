@@ -17,6 +17,8 @@ from .topology import CONTROLLER, CONTROLLER_ADDRESS, MANAGEMENT_NETDEV, MANAGEM
 
 _NETNS = Path("/run/netns")
 _BRIDGE = "br0"
+# Jumbo frames and more; a host with a kernel of its own chooses below that.
+CABLE_MTU = 9216
 _TIMEOUT_S = 30
 
 
@@ -33,8 +35,12 @@ class Network:
     def namespace_path(self, name: str) -> Path:
         return _NETNS / self.namespace(name)
 
-    def up(self, topology: Topology) -> None:
-        """Make all of it, from nothing: hosts get an address on the management network; their legs have none."""
+    def up(self, topology: Topology, *, sockets: bool = False) -> None:
+        """Make all of it, from nothing: hosts get an address on the management network; their legs have none.
+
+        With `sockets` a host is no user of its namespace but a process that has a raw socket on each device there: the devices
+        are bare ends of cables, which take every frame and say nothing themselves.
+        """
         control = self.namespace(CONTROLLER)
         for name in (CONTROLLER, *(host.name for host in topology.hosts)):
             _ip("netns", "add", self.namespace(name))
@@ -52,7 +58,9 @@ class Network:
                 f"link add {patch} type veth peer name {MANAGEMENT_NETDEV} address {host.management_mac} netns {here}",
                 f"link set {patch} master {_BRIDGE} up",
             )
-            _batch(here, f"addr add {host.address}/{MANAGEMENT_PREFIX_LENGTH} dev {MANAGEMENT_NETDEV}", f"link set {MANAGEMENT_NETDEV} up")
+            if not sockets:
+                _batch(here, f"addr add {host.address}/{MANAGEMENT_PREFIX_LENGTH} dev {MANAGEMENT_NETDEV}")
+            _batch(here, f"link set {MANAGEMENT_NETDEV} up")
         for a, b in topology.legs():
             peer = f"name {b.netdev} address {b.mac} netns {self.namespace(b.host.name)}"
             _batch(self.namespace(a.host.name), f"link add {a.netdev} address {a.mac} type veth peer {peer}")
@@ -60,6 +68,11 @@ class Network:
             # A veth cannot exist without a peer; one that stays down gives the port what an empty cage has: no carrier.
             peer = f"name {port.host.name}-{port.cage}{port.half} netns {control}"
             _batch(self.namespace(port.host.name), f"link add {port.netdev} address {port.mac} type veth peer {peer}")
+        if sockets:
+            for host in topology.hosts:
+                devices = [MANAGEMENT_NETDEV, *(netdev for netdev, _hca in PORTS.values())]
+                _batch(self.namespace(host.name), *(f"link set {device} addrgenmode none promisc on" for device in devices))
+                _batch(self.namespace(host.name), *(f"link set {device} mtu {CABLE_MTU}" for device in devices[1:]))
 
     def complete(self, topology: Topology) -> bool:
         """Whether every namespace and every device that `up` makes is there."""
@@ -87,6 +100,10 @@ class Network:
     def set_leg(self, port: Port, up: bool) -> None:
         """Take a leg down, or up again; its peer loses or regains the carrier."""
         _batch(self.namespace(port.host.name), f"link set {port.netdev} {'up' if up else 'down'}")
+
+    def plug(self, name: str) -> None:
+        """What the ports of a host do that has power: all legs up."""
+        _batch(self.namespace(name), *(f"link set {netdev} up" for netdev, _hca in PORTS.values()))
 
     def unplug(self, name: str) -> None:
         """What a host's ports do when its power goes: all legs down, so that every neighbour loses the carrier."""

@@ -30,7 +30,7 @@ _QUERY_S = 20
 
 
 class NspawnBackend(Backend):
-    """Hosts of the lab `lab`, with their disks under `state`."""
+    """Hosts in containers: a disk each under `state`, the machine's kernel for all."""
 
     def __init__(self, lab: str, state: Path) -> None:
         self._prefix = f"gb10-{lab}-"
@@ -53,7 +53,7 @@ class NspawnBackend(Backend):
             (directory / "host.json").write_text(json.dumps(description, indent=1))
         # An older root file system goes when no host of any lab has it under its disk any more.
         described = [json.loads(file.read_text()) for file in self._state.parent.glob("*/*/host.json")]
-        cache.prune("rootfs", keep={root, *(Path(other["root"]) for other in described)})
+        cache.prune("rootfs", keep={root, *(Path(other["root"]) for other in described if "root" in other)})
 
     def power_on(self, host: Host) -> None:
         group = self._group(host)
@@ -109,6 +109,9 @@ class NspawnBackend(Backend):
             )  # fmt: skip
         except (subprocess.SubprocessError, FileNotFoundError) as error:
             raise LabError(f"{host.name} did not run `{' '.join(argv)}`: {error}; `status` tells its state") from None
+
+    def links(self, host: Host) -> list[dict]:
+        return self._network.links(host.name)
 
     def memory_bytes(self, host: Host) -> int:
         return self._group(host).memory_bytes()

@@ -21,7 +21,7 @@ _OCI_CLAMP = f"{_PROGRAMS}/oci-clamp"
 _SOURCES = Path(__file__).parent / "guest"
 
 # Cannot work in a namespace, or would only cost time: each boot of three hosts on two cores counts.
-_MASKED = (
+MASKED = (
     "apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "e2scrub_reap.service", "fstrim.timer",
     "getty.target", "console-getty.service", "netavark-dhcp-proxy.socket", "netavark-dhcp-proxy.service", "podman-auto-update.timer",
     "systemd-networkd-wait-online.service",
@@ -69,19 +69,29 @@ crun-clamp = ["{program}"]
 """
 
 
-def files(host: Host, topology: Topology, keys: Keys) -> dict[str, tuple[int, str]]:
-    """Path in the host -> (mode, text) for everything that is laid over the root file system."""
-    ports = " ".join(f"{netdev}={hca}" for netdev, hca in HCA_OF.items())
+def identity(host: Host, topology: Topology, keys: Keys) -> dict[str, tuple[int, str]]:
+    """Path in the host -> (mode, text) for what any host of the lab is given, whatever it is made of."""
     names = "".join(f"{other.address} {other.name}\n" for other in topology.hosts)
     return {
         "/etc/hostname": (0o644, f"{host.name}\n"),
         "/etc/machine-id": (0o444, hashlib.sha256(keys.host_public[host.name].encode()).hexdigest()[:32] + "\n"),
         "/etc/hosts": (0o644, f"127.0.0.1 localhost\n::1 localhost\n{names}"),
-        "/etc/fstab": (0o644, _FSTAB),
         "/etc/ssh/ssh_host_ed25519_key": (0o600, keys.host_private[host.name]),
         "/etc/ssh/ssh_host_ed25519_key.pub": (0o644, keys.host_public[host.name]),
         "/etc/ssh/sshd_config.d/10-lab.conf": (0o644, _SSHD),
         "/root/.ssh/authorized_keys": (0o600, keys.client_public),
+        # newer than /usr, so that a first boot does not rebuild the caches of ld.so, the journal and the hardware database
+        "/etc/.updated": (0o644, ""),
+        "/var/.updated": (0o644, ""),
+    }
+
+
+def files(host: Host, topology: Topology, keys: Keys) -> dict[str, tuple[int, str]]:
+    """Path in the host -> (mode, text) for everything that is laid over the root file system."""
+    ports = " ".join(f"{netdev}={hca}" for netdev, hca in HCA_OF.items())
+    return {
+        **identity(host, topology, keys),
+        "/etc/fstab": (0o644, _FSTAB),
         "/etc/systemd/network/00-management.network": (0o644, f"[Match]\nName={MANAGEMENT_NETDEV}\n\n[Link]\nUnmanaged=yes\n"),
         "/etc/systemd/system/gb10-lab-hca.service": (0o644, _HCA_UNIT.format(program=_HCA, root=SYSFS_ROOT, ports=ports)),
         "/etc/containers/containers.conf.d/10-lab.conf": (
@@ -89,9 +99,6 @@ def files(host: Host, topology: Topology, keys: Keys) -> dict[str, tuple[int, st
             _CONTAINERS.format(nofile=_own_limit(resource.RLIMIT_NOFILE), nproc=_own_limit(resource.RLIMIT_NPROC), program=_OCI_CLAMP),
         ),
         **{f"/etc/systemd/system/{unit}.d/10-lab.conf": (0o644, _UDEV_ANYWAY) for unit in _UDEV_UNITS},
-        # newer than /usr, so that a first boot does not rebuild the caches of ld.so, the journal and the hardware database
-        "/etc/.updated": (0o644, ""),
-        "/var/.updated": (0o644, ""),
         "/etc/environment": (0o644, f"{QUIET_PODMAN}=1\n"),
         "/etc/systemd/system.conf.d/10-lab.conf": (0o644, f"[Manager]\nDefaultEnvironment={QUIET_PODMAN}=1\n"),
         INIT: (0o755, (_SOURCES / "init").read_text()),
@@ -106,7 +113,7 @@ def links() -> dict[str, str]:
     return {
         f"{wants}/gb10-lab-hca.service": "/etc/systemd/system/gb10-lab-hca.service",
         f"{wants}/systemd-networkd.service": "/usr/lib/systemd/system/systemd-networkd.service",
-        **{f"/etc/systemd/system/{unit}": "/dev/null" for unit in _MASKED},
+        **{f"/etc/systemd/system/{unit}": "/dev/null" for unit in MASKED},
     }
 
 

@@ -17,7 +17,7 @@ import testinfra
 from testinfra.host import Host
 
 ROOT = Path(__file__).resolve().parents[3]
-INVENTORY = "inventories/lab"
+INVENTORY = os.environ.get("GB10_INVENTORY", "inventories/lab")
 
 Playbook = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -62,6 +62,18 @@ def test_the_index_is_that_of_type_address_and_netdev(tmp_path: Path, table: dic
     assert verdict["hcas"][0]["gid_index"] == verdict["gid_index"] == index
 
 
+def test_a_soft_roce_device_names_its_netdev_itself_and_has_no_wire(tmp_path: Path) -> None:
+    root = Path(tree(tmp_path, {0: (LINK_LOCAL, V2, "enp1s0f0np0"), 1: IP_V2}))
+    device = root / "class/infiniband/rocep1s0f0"
+    (device / "device/net/enp1s0f0np0").rmdir()
+    (device / "device/net").rmdir()
+    (device / "device").rmdir()
+    (device / "parent").write_text("enp1s0f0np0\n")
+    (device / "ports/1/rate").write_text("2.5 Gb/sec (1X SDR)\n")
+    verdict = judge(read_hcas(str(root)), {"rocep1s0f0": ("enp1s0f0np0", IP)})
+    assert (verdict["problems"], verdict["gid_index"]) == ([], 1)
+
+
 @pytest.mark.parametrize(
     ("table", "state", "words"),
     [

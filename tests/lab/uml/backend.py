@@ -1,0 +1,168 @@
+# Copyright: gb10.cluster contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Lab hosts as User-Mode Linux: each a kernel of its own, run as processes of this machine on the same cables."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from .. import cache, cgroups
+from ..backend import Backend, State
+from ..cgroups import HostGroup
+from ..network import CABLE_MTU, Network
+from ..progress import LabError
+from ..ssh import Keys
+from ..topology import HCA_OF, MANAGEMENT_NETDEV, Host, Topology
+from . import seed
+from .image import INIT, image
+from .kernel import PREREQUISITES, kernel
+
+MEMORY_MIB = 3072  # taken from the machine as the host uses it
+_QUERY_S = 30
+_CONNECT_S = 5
+_UNREACHABLE = 255  # ssh's own failures
+# Ended by itself (poweroff, panic), a host takes its legs down as one that lost its power does.
+_SUPERVISE = f'"$@"; for leg in {" ".join(HCA_OF)}; do ip link set "$leg" down; done'
+
+
+class UmlBackend(Backend):
+    """Hosts with a kernel each: their disk is what differs from the shared image."""
+
+    prerequisites = PREREQUISITES
+    own_kernel = True
+
+    def __init__(self, lab: str, state: Path) -> None:
+        self._prefix = f"gb10-{lab}-"
+        self._state = state
+        self._network = Network(lab)
+
+    def prepare(self, topology: Topology, keys: Keys) -> None:
+        built, disk = kernel(), image()
+        for host in topology.hosts:
+            directory = self._directory(host)
+            if (directory / "host.json").exists():  # written last
+                continue
+            if directory.exists():
+                shutil.rmtree(directory)
+            directory.mkdir(mode=0o700)
+            seed.write(directory / "seed.tar", host, topology, keys, built / "modules/lib/modules")
+            command = [str(built / "linux"), *_arguments(directory, disk / "disk.img", host, topology)]
+            (directory / "host.json").write_text(json.dumps({"kernel": str(built), "image": str(disk), "command": command}, indent=1))
+        # Older ones go when no host of any lab runs on them any more.
+        described = [json.loads(file.read_text()) for file in self._state.parent.glob("*/*/host.json")]
+        for name, part in (("uml-kernel", "kernel"), ("uml-image", "image")):
+            cache.prune(name, keep={Path(other[part]) for other in described if part in other})
+
+    def power_on(self, host: Host) -> None:
+        directory, group = self._directory(host), self._group(host)
+        shutil.rmtree(directory / host.name, ignore_errors=True)  # its control socket of the life before
+        command = json.loads((directory / "host.json").read_text())["command"]
+        self._network.plug(host.name)
+        group.create()
+        with self.console(host).open("ab") as console:
+            # setsid forks: the host is nobody's child, so it outlives this process.
+            subprocess.run(
+                ["setsid", "--fork", *self._network.enter(host.name, ["sh", "-c", _SUPERVISE, host.name, *command])],
+                check=True, stdin=subprocess.DEVNULL, stdout=console, stderr=console, timeout=_QUERY_S,
+                preexec_fn=lambda: group.join("machine"),
+            )  # fmt: skip
+
+    def power_off(self, host: Host) -> None:
+        self._group(host).kill()
+        self._network.unplug(host.name)
+
+    def hang(self, host: Host) -> None:
+        if not self.state(host).booted:
+            raise LabError(f"{host.name} is {self.state(host).value}, so it cannot be made to hang: `on {host.name}` starts it")
+        self._group(host).freeze()
+
+    def resume(self, host: Host) -> None:
+        self._group(host).thaw()
+
+    def state(self, host: Host) -> State:
+        group = self._group(host)
+        if not group.pids():
+            return State.OFF
+        if group.frozen():
+            return State.HUNG
+        try:
+            word = self.exec(host, ["systemctl", "is-system-running"], capture=True).stdout.strip()
+        except LabError:  # no sshd yet, or too busy to answer
+            return State.STARTING
+        return State(word) if word in ("running", "degraded") else State.STARTING
+
+    def exec(self, host: Host, argv: Sequence[str], *, stdin: int | None = None, capture: bool = False) -> subprocess.CompletedProcess[str]:
+        """By ssh over the management network, on a connection of its own: there is no other way into a kernel."""
+        group = self._group(host)
+        if not group.pids():
+            raise LabError(f"{host.name} is off: `on {host.name}` starts it")
+        if group.frozen():
+            raise LabError(f"{host.name} hangs: `resume {host.name}` lets it go on")
+        ssh = [
+            "ssh",
+            "-F",
+            str(self._state / "ssh_config"),
+            "-o",
+            "ControlPath=none",
+            "-o",
+            f"ConnectTimeout={_CONNECT_S}",
+            "-o",
+            "LogLevel=ERROR",
+        ]
+        try:
+            done = subprocess.run(
+                [*ssh, host.name, shlex.join(argv)], check=False, stdin=stdin, capture_output=capture, text=True,
+                timeout=_QUERY_S if capture else None,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise LabError(f"{host.name} did not end `{shlex.join(argv)}` within {_QUERY_S} s; `status` tells its state") from None
+        if done.returncode == _UNREACHABLE:
+            raise LabError(f"{host.name} does not answer; {self.console(host)} tells why")
+        return done
+
+    def links(self, host: Host) -> list[dict]:
+        """Of a host that does not answer, the ends of its cables."""
+        try:
+            return json.loads(self.exec(host, ["ip", "-json", "address"], capture=True).stdout)
+        except LabError:
+            return self._network.links(host.name)
+
+    def memory_bytes(self, host: Host) -> int:
+        return self._group(host).memory_bytes()
+
+    def console(self, host: Host) -> Path:
+        return self._directory(host) / "console.log"
+
+    def down(self) -> None:
+        for name in cgroups.groups(self._prefix):
+            group = HostGroup(name)
+            group.kill()
+            group.remove()
+
+    def leftovers(self) -> list[str]:
+        return [f"control group {name}" for name in cgroups.groups(self._prefix)]
+
+    def _group(self, host: Host) -> HostGroup:
+        return HostGroup(self._prefix + host.name)
+
+    def _directory(self, host: Host) -> Path:
+        return self._state / host.name
+
+
+def _arguments(directory: Path, disk: Path, host: Host, topology: Topology) -> list[str]:
+    """The kernel's command line."""
+    # gro: without it the big frames that a veth hands over are dropped, and TCP crawls. seccomp: twice as fast as ptrace.
+    ports = {MANAGEMENT_NETDEV: host.management_mac, **seed.legs(host, topology)}
+    nics = [
+        f"vec{number}:transport=raw,ifname={netdev},mac={mac},depth=128,gro=1,mtu={CABLE_MTU}"
+        for number, (netdev, mac) in enumerate(ports.items())
+    ]
+    return [
+        f"umid={host.name}", f"uml_dir={directory}", f"mem={MEMORY_MIB}M", "seccomp=on", "con=null", "con0=null,fd:1",
+        f"ubd0={directory}/disk.cow,{disk}", f"ubd1r={directory}/seed.tar", "root=/dev/ubda", "rw", f"init={INIT}", *nics,
+    ]  # fmt: skip
