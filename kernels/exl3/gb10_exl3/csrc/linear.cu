@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// y = rotate(rotate(x * suh) W) * svh + bias for up to kShards matrices of one input, in one launch.
+//
+// One cluster per strip of 128 outputs; its blocks share the inputs and add their sums through distributed shared memory,
+// in a fixed order. No block waits for one outside its cluster, and nothing is kept between launches.
+#include "strip.cuh"
+
+namespace exl3 {
+
+constexpr int kThreads = 256, kShards = 8;
+struct Shard {
+    const uint8_t* trellis;
+    const half *suh, *svh;
+    int k2, codebook, first_strip, strips;
+};
+struct LinearArgs {
+    const void* x;
+    void* y;
+    const half* bias;  // or null
+    long x_stride, y_stride;
+    int m, k, bf16, shards;
+    Shard shard[kShards];
+};
+
+// Blocks per multiprocessor as registers allow: the accumulators of 64 rows alone take 32.
+template <int MT>
+__global__ void __launch_bounds__(kThreads, MT == 8 ? 4 : MT == 16 ? 3 : 2) linear_kernel(const __grid_constant__ LinearArgs args) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    cg::cluster_group cluster = cg::this_cluster();
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int strip = blockIdx.y, row0 = blockIdx.z * MT, rows = min(MT, args.m - row0);
+    int s = 0;
+    while (s + 1 < args.shards && strip >= args.shard[s + 1].first_strip) ++s;
+    const Shard& shard = args.shard[s];
+    const int local = strip - shard.first_strip;
+    int first, last;
+    share(args.k / kStrip, cluster.num_blocks(), cluster.block_rank(), first, last);
+    half* xs = reinterpret_cast<half*>(shared + 8 * kRingBytes);
+
+    float acc[MT / 8][4] = {};
+    auto started = [] { cudaGridDependencySynchronize(); };
+    auto rotate = [&](int block, int count) {
+        const uint16_t* x = static_cast<const uint16_t*>(args.x) + row0 * args.x_stride + block * kStrip;
+        rotate_rows<MT>(xs, shard.suh + block * kStrip, args.bf16, rows, count, warp, 8, lane,
+                        [&](int row) { return x + row * args.x_stride; });
+    };
+    dispatch(shard.k2, shard.codebook, [&](auto rate, auto codebook) {
+        constexpr int K2 = decltype(rate)::value, CB = decltype(codebook)::value;
+        const Weights w = {shard.trellis + 8L * local * Rate<K2>::bytes, 8L * shard.strips * Rate<K2>::bytes, K2, CB};
+        multiply<K2, CB, MT, 8>(acc, w, first, last, 0, warp, shared + warp * kRingBytes, xs, lane, started, rotate,
+                                [] { __syncthreads(); });
+    });
+    // Not earlier: the blocks of the next kernel would crowd the multiprocessors that this one left free.
+    cudaTriggerProgrammaticLaunchCompletion();
+    __syncthreads();
+    float* sums = reinterpret_cast<float*>(shared);
+    spill<MT>(acc, sums, warp, lane);
+    cluster.sync();
+    // The rows are dealt to the blocks of the cluster, so that many rows are added by many.
+    for (int row = cluster.block_rank() + cluster.num_blocks() * warp; row < rows; row += cluster.num_blocks() * 8) {
+        float v[4] = {}, scale[4];
+        gather(cluster, sums + row * kSumRow, lane, v);
+        hadamard(v, lane);
+        unpack4(raw4(shard.svh, local * kStrip + 4 * lane), false, scale);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) v[e] *= scale[e];
+        const long out = strip * kStrip + 4 * lane;
+        if (args.bias) {
+            unpack4(raw4(args.bias, out), false, scale);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) v[e] += scale[e];
+        }
+        store4(args.y, (row0 + row) * args.y_stride + out, args.bf16, v);
+    }
+    cluster.sync();  // nobody leaves while its sums are read
+}
+
+template <int MT> cudaError_t run(const LinearArgs& args, int strips, cudaStream_t stream) {
+    const int slabs = (args.m + MT - 1) / MT;
+    int cluster;
+    const cudaError_t error = cluster_size(strips * slabs, args.k / kStrip, cluster);
+    if (error != cudaSuccess) return error;
+    return launch(linear_kernel<MT>, dim3(cluster, strips, slabs), kThreads, shared_bytes<MT>(1, 1), cluster, stream, args);
+}
+
+}  // namespace exl3
+
+extern "C" int exl3_linear(const exl3::LinearArgs* args, cudaStream_t stream) {
+    using namespace exl3;
+    const Shard& end = args->shard[args->shards - 1];
+    const int strips = end.first_strip + end.strips;
+    if (args->m <= 8) return run<8>(*args, strips, stream);
+    if (args->m <= 16) return run<16>(*args, strips, stream);
+    if (args->m <= 32) return run<32>(*args, strips, stream);
+    return run<64>(*args, strips, stream);
+}
+extern "C" const char* exl3_error(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
