@@ -48,10 +48,10 @@ def _build_smol(destination: Path) -> None:
         shutil.copyfile(_CONVERT, work / _CONVERT.name)
         sandbox.run(
             [base.base_tree(), tree.engine_tree()],
-            [f"/usr/bin/{base.PYTHON}", f"/models/work/{_CONVERT.name}", f"/models/work/{Path(_MEMBER).name}", "/models/out"],
+            [f"/usr/bin/{base.PYTHON}", f"/models/input/{_CONVERT.name}", f"/models/input/{Path(_MEMBER).name}", "/models/out"],
             title="model: convert",
-            environment={**tree.ENVIRONMENT, "PYTHONPATH": f"/{tree.PACKAGES_DIRECTORY}:/models/work/extras", "HF_HUB_OFFLINE": "1"},
-            folders={"work": work, "out": directory},
+            environment={**tree.ENVIRONMENT, "PYTHONPATH": f"/{tree.PACKAGES_DIRECTORY}:/models/input/extras", "HF_HUB_OFFLINE": "1"},
+            folders={"input": work, "out": directory},
         )
     manifest.write(directory)
 
