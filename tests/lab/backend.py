@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from .cgroups import HostGroup
+from .network import Network
 from .progress import LabError
 from .ssh import Keys
 from .topology import Host, Topology
@@ -39,6 +41,12 @@ class Backend(ABC):
     prerequisites: Mapping[str, str] = {}  # command -> Debian package that brings it, beyond what every lab needs
     own_kernel = False  # a host is a process with sockets on its ports, and not a user of its network namespace
 
+    _network: Network
+
+    @abstractmethod
+    def _group(self, host: Host) -> HostGroup:
+        """The control group that is the host: what is in it is all of the host that runs."""
+
     @abstractmethod
     def __init__(self, lab: str, state: Path) -> None:
         """The hosts of the lab `lab`, with what is theirs under `state`."""
@@ -51,21 +59,37 @@ class Backend(ABC):
     def power_on(self, host: Host) -> None:
         """Start a host that is off; returns at once."""
 
-    @abstractmethod
     def power_off(self, host: Host) -> None:
         """Cut the power: everything of the host is gone at one instant, its disk stays."""
+        self._group(host).kill()
+        self._network.unplug(host.name)
 
-    @abstractmethod
     def hang(self, host: Host) -> None:
         """Stop the host where it stands: it answers nothing, its links keep their carrier."""
+        if not self.state(host).booted:
+            raise LabError(f"{host.name} is {self.state(host).value}, so it cannot be made to hang: `on {host.name}` starts it")
+        self._group(host).freeze()
 
-    @abstractmethod
     def resume(self, host: Host) -> None:
         """Let a hung host go on."""
+        self._group(host).thaw()
 
-    @abstractmethod
     def state(self, host: Host) -> State:
         """What the host is doing now."""
+        group = self._group(host)
+        if not group.pids():
+            return State.OFF
+        if group.frozen():
+            return State.HUNG
+        try:
+            word = self.exec(host, ["systemctl", "is-system-running"], capture=True).stdout.strip()
+        except LabError:  # not up to answering yet, or it ended, or is too busy
+            return State.STARTING
+        return State(word) if word in ("running", "degraded") else State.STARTING
+
+    def memory_bytes(self, host: Host) -> int:
+        """Memory that the host occupies on this machine, page cache included."""
+        return self._group(host).memory_bytes()
 
     @abstractmethod
     def exec(self, host: Host, argv: Sequence[str], *, stdin: int | None = None, capture: bool = False) -> subprocess.CompletedProcess[str]:
@@ -74,10 +98,6 @@ class Backend(ABC):
     @abstractmethod
     def links(self, host: Host) -> list[dict]:
         """The host's network devices and addresses, as `ip -json address` tells them."""
-
-    @abstractmethod
-    def memory_bytes(self, host: Host) -> int:
-        """Memory that the host occupies on this machine, page cache included."""
 
     @abstractmethod
     def console(self, host: Host) -> Path:

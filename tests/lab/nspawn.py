@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import cache, cgroups, overlay
-from .backend import Backend, State
+from .backend import Backend
 from .cgroups import HostGroup
 from .enter import inside
 from .network import Network
@@ -70,32 +70,6 @@ class NspawnBackend(Backend):
                 preexec_fn=lambda: group.join("supervisor"),
             )  # fmt: skip
 
-    def power_off(self, host: Host) -> None:
-        self._group(host).kill()
-        self._network.unplug(host.name)
-
-    def hang(self, host: Host) -> None:
-        if not self.state(host).booted:
-            raise LabError(f"{host.name} is {self.state(host).value}, so it cannot be made to hang: `on {host.name}` starts it")
-        self._group(host).freeze()
-
-    def resume(self, host: Host) -> None:
-        self._group(host).thaw()
-
-    def state(self, host: Host) -> State:
-        group = self._group(host)
-        if not group.pids():
-            return State.OFF
-        if group.frozen():
-            return State.HUNG
-        if self._leader(host) is None:
-            return State.STARTING
-        try:
-            word = self.exec(host, ["systemctl", "is-system-running"], capture=True).stdout.strip()
-        except LabError:  # it ended, or is too busy to answer
-            return State.STARTING
-        return State(word) if word in ("running", "degraded") else State.STARTING
-
     def exec(self, host: Host, argv: Sequence[str], *, stdin: int | None = None, capture: bool = False) -> subprocess.CompletedProcess[str]:
         group, leader = self._group(host), self._leader(host)
         if leader is None:
@@ -112,9 +86,6 @@ class NspawnBackend(Backend):
 
     def links(self, host: Host) -> list[dict]:
         return self._network.links(host.name)
-
-    def memory_bytes(self, host: Host) -> int:
-        return self._group(host).memory_bytes()
 
     def console(self, host: Host) -> Path:
         return self._directory(host) / "console.log"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .. import cache, cgroups
-from ..backend import Backend, State
+from ..backend import Backend
 from ..cgroups import HostGroup
 from ..network import CABLE_MTU, Network
 from ..progress import LabError
@@ -72,30 +72,6 @@ class UmlBackend(Backend):
                 preexec_fn=lambda: group.join("machine"),
             )  # fmt: skip
 
-    def power_off(self, host: Host) -> None:
-        self._group(host).kill()
-        self._network.unplug(host.name)
-
-    def hang(self, host: Host) -> None:
-        if not self.state(host).booted:
-            raise LabError(f"{host.name} is {self.state(host).value}, so it cannot be made to hang: `on {host.name}` starts it")
-        self._group(host).freeze()
-
-    def resume(self, host: Host) -> None:
-        self._group(host).thaw()
-
-    def state(self, host: Host) -> State:
-        group = self._group(host)
-        if not group.pids():
-            return State.OFF
-        if group.frozen():
-            return State.HUNG
-        try:
-            word = self.exec(host, ["systemctl", "is-system-running"], capture=True).stdout.strip()
-        except LabError:  # no sshd yet, or too busy to answer
-            return State.STARTING
-        return State(word) if word in ("running", "degraded") else State.STARTING
-
     def exec(self, host: Host, argv: Sequence[str], *, stdin: int | None = None, capture: bool = False) -> subprocess.CompletedProcess[str]:
         """By ssh over the management network, on a connection of its own: there is no other way into a kernel."""
         group = self._group(host)
@@ -131,9 +107,6 @@ class UmlBackend(Backend):
             return json.loads(self.exec(host, ["ip", "-json", "address"], capture=True).stdout)
         except LabError:
             return self._network.links(host.name)
-
-    def memory_bytes(self, host: Host) -> int:
-        return self._group(host).memory_bytes()
 
     def console(self, host: Host) -> Path:
         return self._directory(host) / "console.log"
