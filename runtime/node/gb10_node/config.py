@@ -46,6 +46,15 @@ class Container:
 
 
 @dataclass(frozen=True)
+class Recovery:
+    """Seconds before the starts that follow a failure, between two canary tokens, and of silence after which the group counts as dead."""
+
+    backoff_s: tuple[float, ...]
+    canary_interval_s: float
+    canary_silence_s: float
+
+
+@dataclass(frozen=True)
 class RankConfig:
     """One rank: who it is, who the others are, what it runs, how long things may take (seconds)."""
 
@@ -61,9 +70,11 @@ class RankConfig:
     start_s: float
     stop_s: float
     heartbeat_s: float
+    recovery: Recovery
     api_key: str | None
     file_hash: str
     run_dir: Path
+    failures: Path
 
     @property
     def me(self) -> Peer:
@@ -86,7 +97,7 @@ def configuration_hash(rank_json: bytes) -> str:
     return hashlib.sha256(rank_json).hexdigest()
 
 
-def load(group: str, etc: Path = Path("/etc/gb10"), run: Path = Path("/run/gb10")) -> RankConfig:
+def load(group: str, etc: Path = Path("/etc/gb10"), run: Path = Path("/run/gb10"), var: Path = Path("/var/lib/gb10")) -> RankConfig:
     """Read /etc/gb10/GROUP/rank.json, and on the head the API key beside it; raises ConfigError."""
     path = etc / group / "rank.json"
     try:
@@ -119,9 +130,11 @@ def load(group: str, etc: Path = Path("/etc/gb10"), run: Path = Path("/run/gb10"
             start_s=raw["timeouts"]["start_s"],
             stop_s=raw["timeouts"]["stop_s"],
             heartbeat_s=raw["timeouts"]["heartbeat_s"],
+            recovery=Recovery(**raw["recovery"] | {"backoff_s": tuple(raw["recovery"]["backoff_s"])}),
             api_key=_api_key(etc / group / "api-key") if raw["rank"] == 0 else None,
             file_hash=configuration_hash(text),
             run_dir=run / group,
+            failures=var / "recovery" / f"{group}.json",
         )
     except OSError as error:
         raise ConfigError(f"{error.filename} cannot be read ({error.strerror}): run the service role on this member") from error

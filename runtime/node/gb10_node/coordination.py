@@ -9,7 +9,7 @@ rank's unit holds a link over the management network, and losing it means losing
     head    -> worker  start                     when all workers are there: workers first ...
     worker  -> head    running                   ... the head after them
     head    -> worker  serving                   a token was generated
-    any     -> all     end {reason, culprit, log}  (a worker tells the head, the head tells the others)
+    any     -> all     end {reason, culprit, log, counts}  (a worker tells the head, the head tells the others)
     both ways          beat                      silence for `heartbeat_s` is a lost member
 
 One JSON object a line. Senders are told apart by their address, which must be the plan's.
@@ -32,20 +32,20 @@ Message = dict[str, Any]
 
 
 class GroupEnd(Exception):
-    """The group ends: why, because of which member, and that rank's last log lines."""
+    """The group ends: why, because of which member, that rank's last log lines, and whether it counts as a failure (see recovery)."""
 
-    def __init__(self, reason: str, culprit: str, log: Sequence[str] = ()) -> None:
+    def __init__(self, reason: str, culprit: str, log: Sequence[str] = (), *, counts: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.culprit, self.log = reason, culprit, list(log)
+        self.reason, self.culprit, self.log, self.counts = reason, culprit, list(log), counts
 
     def message(self) -> Message:
         """As sent to the other ranks."""
-        return {"kind": "end", "reason": self.reason, "culprit": self.culprit, "log": self.log}
+        return {"kind": "end", "reason": self.reason, "culprit": self.culprit, "log": self.log, "counts": self.counts}
 
     @classmethod
     def received(cls, message: Message) -> GroupEnd:
         """The same, as heard from another rank."""
-        return cls(str(message["reason"]), str(message["culprit"]), [str(line) for line in message["log"]])
+        return cls(str(message["reason"]), str(message["culprit"]), [str(line) for line in message["log"]], counts=bool(message["counts"]))
 
 
 class LinkLost(Exception):

@@ -25,7 +25,7 @@ def run_arguments(config: RankConfig, env_file: Path) -> list[str]:
     The environment goes through a file: a command line is public to every process of the member, and the API key is in it.
     """
     c = config.container
-    argv = [config.engine, "run", "--rm", "--name", c.name, "--network", "host", "--env-file", str(env_file)]
+    argv = [config.engine, "run", "--name", c.name, "--network", "host", "--env-file", str(env_file)]
     argv += ["--shm-size", f"{c.shm_mib}m", "--memory", f"{c.memory_mib}m", "--oom-score-adj", str(c.oom_score_adj)]
     # The journal keeps the log: a second copy by the engine would grow without limit beside it.
     argv += ["--log-driver", "none"]
@@ -57,6 +57,7 @@ class RankContainer:
 
     def __init__(self, config: RankConfig) -> None:
         self.config = config
+        self.grace_s = config.stop_s
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -91,11 +92,15 @@ class RankContainer:
         await self._reader
         return status
 
+    async def over_memory(self) -> bool:
+        """Of a container that exited: whether one of its processes was killed for going over the memory limit."""
+        return await self._engine("inspect", "--format", "{{.State.OOMKilled}}", self.config.container.name) == "true"
+
     async def stop(self) -> None:
-        """Ask, wait `stop_s`, kill; nothing of the container is left afterwards."""
+        """Ask, wait `grace_s`, kill; nothing of the container is left afterwards."""
         process = self._process
         if process is not None and process.returncode is None:
-            await self._engine("stop", "-t", str(int(self.config.stop_s)), self.config.container.name)
+            await self._engine("stop", "-t", str(int(self.grace_s)), self.config.container.name)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), CLIENT_EXIT_S)
             if process.returncode is None:  # stopped before the engine had made the container: end the engine's client itself
@@ -108,8 +113,8 @@ class RankContainer:
         """Remove the container by name, if there is one."""
         await self._engine("rm", "--force", self.config.container.name)
 
-    async def _engine(self, *arguments: str) -> None:
+    async def _engine(self, *arguments: str) -> str:
         process = await asyncio.create_subprocess_exec(
-            self.config.engine, *arguments, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+            self.config.engine, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
         )
-        await process.wait()
+        return (await process.communicate())[0].decode("utf-8", "replace").strip()

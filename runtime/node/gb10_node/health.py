@@ -26,18 +26,18 @@ def healthy(port: int) -> bool:
         return False
 
 
-def one_token(port: int, model: str, api_key: str | None) -> str | None:
-    """Generate one token; None when it worked, otherwise one sentence that says what came back."""
+def one_token(port: int, model: str, api_key: str | None, timeout_s: float = TOKEN_TIMEOUT_S) -> str | None:
+    """Generate one token; None when it worked, otherwise what came back instead, to follow a colon."""
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/completions",
         data=json.dumps({"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}).encode(),
         headers={"Content-Type": "application/json", **({"Authorization": f"Bearer {api_key}"} if api_key else {})},
     )
     try:
-        with urllib.request.urlopen(request, timeout=TOKEN_TIMEOUT_S) as answer:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             tokens = json.load(answer).get("usage", {}).get("completion_tokens", 0)
     except urllib.error.HTTPError as error:
-        return f"the first token was refused with HTTP {error.code}: {error.read(300).decode('utf-8', 'replace')}"
+        return f"a token was refused with HTTP {error.code}: {error.read(300).decode('utf-8', 'replace')}"
     except (urllib.error.URLError, OSError, ValueError) as error:
-        return f"the first token did not arrive: {error}"
-    return None if tokens == 1 else f"the first token's answer counts {tokens} tokens"
+        return f"a token did not arrive ({error})"
+    return None if tokens == 1 else f"the answer to one token counts {tokens}"

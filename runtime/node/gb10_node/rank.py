@@ -3,8 +3,9 @@
 """The rank supervisor: ExecStart of gb10-rank@GROUP. One life is one attempt of the whole group.
 
 Every rank ends with a status of its own kind: 0 asked to stop, 1 this rank failed, 75 the group ended because of
-another rank. systemd starts it again after 1 and 75, up to the unit's start limit, and it then waits for all the others:
-so a lost member stops the group everywhere, and its return starts the group everywhere.
+another rank, 69 nothing is started because the group keeps failing. systemd starts it again after 1 and 75, up to the unit's
+start limit, and it then waits for all the others: so a lost member stops the group everywhere, and its return starts the
+group everywhere.
 """
 
 from __future__ import annotations
@@ -12,29 +13,45 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from gb10_node import health
+from gb10_node import canary, engram, health
 from gb10_node.config import Peer, RankConfig
 from gb10_node.coordination import LINE_LIMIT, GroupEnd, Link, LinkLost, Message
 from gb10_node.engine import RankContainer
+from gb10_node.recovery import Book, Failure, judge
 from gb10_node.state import State, notify
 
-STATUS_STOPPED, STATUS_FAILED, STATUS_GROUP_ENDED = 0, 1, 75
+STATUS_STOPPED, STATUS_FAILED, STATUS_BREAKER_OPEN, STATUS_GROUP_ENDED = 0, 1, 69, 75
 RETRY_S = 1.0
 SETTLE_S = 1.0
 """A container that is still there after this long has started: wrong arguments to the engine end it earlier."""
+ANSWER_LIMIT_S = 3600.0
+"""A canary's token may wait behind long prefills; whether the group is dead is decided by the silence."""
 
 
 async def supervise(config: RankConfig) -> int:
     """Run this rank until the group ends; returns the unit's exit status."""
     state = State(config)
+    if config.is_head and (verdict := judge(Book(config.failures).read(), config.recovery.backoff_s, time.time())).is_open:
+        state.stay_down(
+            f"the group keeps failing, the last time because {verdict.reason}: see its log, then run playbook gb10.cluster.start"
+        )
+        return STATUS_BREAKER_OPEN
     supervisor = Head(config, state) if config.is_head else Worker(config, state)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
+
+    def kill() -> None:
+        """The memory guard's last resort: no grace for the container."""
+        supervisor.container.grace_s = 0
+        stopped.set()
+
+    loop.add_signal_handler(signal.SIGQUIT, kill)
     notify("READY=1")
     try:
         await _first_of(supervisor.run(), stopped.wait())
@@ -49,6 +66,8 @@ async def supervise(config: RankConfig) -> int:
         return STATUS_STOPPED
     await supervisor.end(end)
     state.fail(end.reason, end.culprit, end.log)
+    if config.is_head and end.counts:
+        Book(config.failures).add(Failure(time.time(), end.reason))
     return STATUS_FAILED if end.culprit == config.me.member else STATUS_GROUP_ENDED
 
 
@@ -77,9 +96,13 @@ class Supervisor:
         """One attempt; raises GroupEnd."""
         raise NotImplementedError
 
-    def own_end(self, what: str, log: Sequence[str] = ()) -> GroupEnd:
-        """The group ends because of this rank, which `what`."""
-        return GroupEnd(f"{self.config.me} {what}", self.config.me.member, log)
+    def own_end(self, what: str) -> GroupEnd:
+        """The group ends because of this rank, which `what`, but did not fail."""
+        return GroupEnd(f"{self.config.me} {what}", self.config.me.member)
+
+    def own_failure(self, what: str) -> GroupEnd:
+        """The group ends because this rank failed: it `what`."""
+        return GroupEnd(f"{self.config.me} {what}", self.config.me.member, self.container.tail, counts=True)
 
     async def end(self, end: GroupEnd) -> None:
         """Tell the others, and stop the container."""
@@ -87,13 +110,16 @@ class Supervisor:
 
     async def _run_container(self, started: Callable[[], Awaitable[None]] | None = None) -> None:
         """Start the container, call `started` once it stands, raise GroupEnd when it exits."""
+        if wrong := engram.problem(self.config):
+            raise self.own_failure(f"cannot start: {wrong}")
         await self.container.start()
         exited = asyncio.create_task(self.container.wait())
         done, _pending = await asyncio.wait({exited}, timeout=SETTLE_S)
         if not done and started is not None:
             await started()
         status = await exited
-        raise self.own_end(f"exited with status {status}", self.container.tail)
+        cause = f": it went over its memory limit of {self.config.container.memory_mib} MiB" if await self.container.over_memory() else ""
+        raise self.own_failure(f"exited with status {status}{cause}")
 
 
 def _lost(peer: Peer, error: LinkLost) -> GroupEnd:
@@ -220,11 +246,19 @@ class Head(Supervisor):
 
     async def _attempt(self) -> None:
         workers = self.config.ranks[1:]
+        await self._back_off()
         await self._until("waiting", "for", lambda: [p for p in workers if p.rank not in self.links])
         self._started = True
         await self._tell("start")
         await self._until("starting", "the container of", lambda: [p for p in workers if p.rank not in self._running])
         await _first_of(self._prove(), self._run_container())
+
+    async def _back_off(self) -> None:
+        verdict = judge(Book(self.config.failures).read(), self.config.recovery.backoff_s, time.time())
+        if verdict.wait_s > 0:
+            until = time.strftime("%H:%M:%S", time.localtime(time.time() + verdict.wait_s))
+            self.state.enter("waiting", f"until {until}, because {verdict.reason}")
+            await asyncio.sleep(verdict.wait_s)
 
     async def _until(self, phase: str, words: str, missing: Callable[[], list[Peer]]) -> None:
         async with self._changed:
@@ -243,15 +277,34 @@ class Head(Supervisor):
         deadline = asyncio.get_running_loop().time() + self.config.start_s
         while not await asyncio.to_thread(health.healthy, self.config.api_port):
             if asyncio.get_running_loop().time() > deadline:
-                raise self.own_end(f"did not become healthy within {self.config.start_s:.0f} s", self.container.tail)
+                raise self.own_failure(f"did not become healthy within {self.config.start_s:.0f} s")
             await asyncio.sleep(RETRY_S)
         self.state.enter("loading", "the first token")
-        if refusal := await asyncio.to_thread(health.one_token, self.config.api_port, self.config.served_model_name, self.config.api_key):
-            raise self.own_end(f"is healthy but does not compute: {refusal}", self.container.tail)
+        if refusal := await asyncio.to_thread(self._token, health.TOKEN_TIMEOUT_S):
+            raise self.own_failure(f"is healthy but does not compute: {refusal}")
         await self._tell("serving")
         self.state.clear_failure()
         self.state.enter("serving")
-        await asyncio.Event().wait()
+        while True:
+            await asyncio.sleep(self.config.recovery.canary_interval_s)
+            if trouble := await self._canary():
+                raise self.own_failure(f"no longer computes: {trouble}")
+
+    def _token(self, timeout_s: float) -> str | None:
+        return health.one_token(self.config.api_port, self.config.served_model_name, self.config.api_key, timeout_s)
+
+    async def _canary(self) -> str | None:
+        """One token, however long it takes while the engine moves; None when it came, otherwise what is wrong."""
+        started = time.monotonic()
+        silence = canary.Silence(started)
+        answer = asyncio.create_task(asyncio.to_thread(self._token, ANSWER_LIMIT_S))
+        while not (await asyncio.wait({answer}, timeout=canary.SAMPLE_S))[0]:
+            quiet_s = silence.look(time.monotonic(), await asyncio.to_thread(canary.read_figures, self.config.api_port))
+            if quiet_s >= self.config.recovery.canary_silence_s:
+                return f"no token and no movement for {quiet_s:.0f} s ({silence})"
+        if (trouble := answer.result()) is None:
+            self.state.canary(time.monotonic() - started)
+        return trouble
 
 
 def _refusal(reason: str) -> Message:

@@ -30,8 +30,8 @@ class State:
     """state.json in the unit's runtime directory, replaced whole at every change of phase.
 
     Keys: group, rank, member, phase, detail, since (epoch seconds), pid, digest, config_hash (of the rank.json that this
-    process runs) and failure: null or {at, reason, culprit, log} of the last failed start or run, kept over restarts so
-    that whoever waits for the group can say why.
+    process runs), canary: null or {at, seconds} of the last token on the head, and failure: null or {at, reason, culprit,
+    log} of the last failed start or run, kept over restarts so that whoever waits for the group can say why.
     """
 
     def __init__(self, config: RankConfig) -> None:
@@ -44,6 +44,7 @@ class State:
             "pid": os.getpid(),
             "digest": config.digest,
             "config_hash": config.file_hash,
+            "canary": None,
             "failure": self._previous_failure(),
         }
 
@@ -68,6 +69,16 @@ class State:
         """Record why the group ended: the rank that ended it and its last log lines."""
         self.data["failure"] = {"at": time.time(), "reason": reason, "culprit": culprit, "log": log}
         self.enter("failed", reason)
+
+    def canary(self, seconds: float) -> None:
+        """Record how long the last token took."""
+        self.data["canary"] = {"at": time.time(), "seconds": round(seconds, 3)}
+        self._write()
+
+    def stay_down(self, reason: str) -> None:
+        """Record why this start is none; the log is still that of the last failure."""
+        failure = self.data["failure"] or {}
+        self.fail(reason, self.data["member"], failure.get("log", []))
 
     def clear_failure(self) -> None:
         """A group that serves has no failure to report."""

@@ -19,12 +19,13 @@ import pytest
 NODE = Path(__file__).resolve().parents[3] / "runtime" / "node"
 
 ENGINE = r'''#!/usr/bin/env python
-"""Stands in for docker and podman: run stays until stop; rank 0 answers /health and one token; CRASH ends a rank."""
+"""Stands in for docker and podman: run stays until stop; rank 0 answers /health and one token; CRASH ends a rank, for want of memory with OOM."""
 import http.server, json, os, pathlib, signal, subprocess, sys, time
 here, verb = pathlib.Path(__file__).parent, sys.argv[1]
 with open(here / "calls", "a") as calls: calls.write(" ".join(sys.argv[1:]) + "\n")
 name = sys.argv[sys.argv.index("--name") + 1] if verb == "run" else sys.argv[-1]
 pidfile = here / (name + ".pid")
+if verb == "inspect": print(str((here / ("oom" + name[-1])).exists()).lower()); sys.exit(0)
 if verb in ("stop", "rm"):
     if pidfile.exists(): os.kill(int(pidfile.read_text()), signal.SIGTERM); pidfile.unlink()
     sys.exit(0)
@@ -36,16 +37,19 @@ if (here / ("crash" + rank)).exists():
 if rank != "0": time.sleep(60)
 class Api(http.server.BaseHTTPRequestHandler):
     def log_message(self, *a): pass
-    def do_GET(self): self.send_response(200); self.end_headers()
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+        if self.path == "/metrics": self.wfile.write((here / "metrics").read_bytes() if (here / "metrics").exists() else b"")
     def do_POST(self):
+        while (here / "hang").exists(): time.sleep(0.1)
         good = self.headers["Authorization"] == "Bearer sesame"
         body = json.dumps({"usage": {"completion_tokens": 1}}).encode()
         self.send_response(200 if good else 401); self.end_headers(); self.wfile.write(body)
-http.server.HTTPServer(("127.0.0.1", int((here / "port").read_text())), Api).serve_forever()
+http.server.ThreadingHTTPServer(("127.0.0.1", int((here / "port").read_text())), Api).serve_forever()
 '''
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "timed out"
@@ -75,19 +79,21 @@ class Group:
             "group": "lab", "rank": rank, "world_size": 3, "digest": digest, "engine": str(self.root / "engine"), "ranks": ranks,
             "coordination_port": self.port, "api": {"port": self.api_port}, "served_model_name": "m", "container": container,
             "timeouts": {"start_s": 20, "stop_s": 2, "heartbeat_s": 2},
+            "recovery": {"backoff_s": [60, 60], "canary_interval_s": 1, "canary_silence_s": 7},
         }  # fmt: skip
 
     def start(self, rank: int, **config: Any) -> None:
         if rank in self.processes:
-            self.processes[rank].wait(15)
-        etc = self.root / f"etc{rank}" / "lab"
-        etc.mkdir(parents=True, exist_ok=True)
-        (etc / "rank.json").write_text(json.dumps(self.config(rank, **config)))
+            self.processes[rank].wait(60)
+        files = self.root / f"etc{rank}" / "lab"
+        files.mkdir(parents=True, exist_ok=True)
+        (files / "rank.json").write_text(json.dumps(self.config(rank, **config)))
         if rank == 0:
-            (etc / "api-key").write_text("sesame\n")
+            (files / "api-key").write_text("sesame\n")
+        etc, run, var = (str(self.root / f"{folder}{rank}") for folder in ("etc", "run", "var"))
         code = (
             "import asyncio, sys; from pathlib import Path; from gb10_node import config, rank; "
-            f"sys.exit(asyncio.run(rank.supervise(config.load('lab', Path({str(etc.parent)!r}), Path({str(self.root / f'run{rank}')!r})))))"
+            f"sys.exit(asyncio.run(rank.supervise(config.load('lab', Path({etc!r}), Path({run!r}), Path({var!r})))))"
         )
         with (self.root / f"log{rank}").open("ab") as log:
             environment = os.environ | {"PYTHONPATH": str(NODE)}
@@ -109,7 +115,7 @@ class Group:
             return []
 
     def statuses(self) -> list[int]:
-        return [self.processes[rank].wait(15) for rank in sorted(self.processes)]
+        return [self.processes[rank].wait(60) for rank in sorted(self.processes)]
 
 
 @pytest.fixture
@@ -119,7 +125,7 @@ def group(tmp_path: Path) -> Iterator[Group]:
     for process in group.processes.values():
         if process.poll() is None:
             process.terminate()
-            process.wait(15)
+            process.wait(60)
 
 
 def test_workers_start_first_the_head_last_and_a_token_makes_it_serve(group: Group) -> None:
@@ -155,6 +161,16 @@ def test_a_rank_that_dies_during_start_ends_all_with_its_last_lines(group: Group
     assert not list(group.root.glob("*.pid")), "no container is left"
 
 
+def test_a_rank_that_went_over_its_memory_says_so_everywhere(group: Group) -> None:
+    (group.root / "crash2").write_text("1.5")
+    (group.root / "oom2").touch()
+    for rank in range(3):
+        group.start(rank)
+    assert group.statuses() == [75, 75, 1]
+    for rank in range(3):
+        assert group.state(rank)["failure"]["reason"] == "rank 2 on t3 exited with status 3: it went over its memory limit of 128 MiB"
+
+
 def test_a_head_that_dies_ends_the_workers(group: Group) -> None:
     (group.root / "crash0").write_text("1")
     for rank in range(3):
@@ -181,7 +197,7 @@ def test_a_frozen_member_is_lost_after_the_heartbeat_time(group: Group) -> None:
         group.start(rank)
     wait_for(lambda: group.phases() == ["serving"] * 3)
     group.processes[1].send_signal(signal.SIGSTOP)
-    assert group.processes[0].wait(15) == 75
+    assert group.processes[0].wait(60) == 75
     assert "rank 1 on t2 was silent" in group.state(0)["failure"]["reason"]
     group.processes[1].send_signal(signal.SIGCONT)
 
@@ -213,3 +229,88 @@ def test_a_worker_that_leaves_before_the_start_costs_nothing(group: Group) -> No
     group.start(1)
     group.start(2)
     wait_for(lambda: group.phases() == ["serving"] * 3)
+
+
+def start_all(group: Group) -> None:
+    for rank in range(3):
+        group.start(rank)
+    wait_for(lambda: group.phases() == ["serving"] * 3)
+
+
+def test_a_serving_group_is_asked_for_a_token_again_and_again(group: Group) -> None:
+    start_all(group)
+    wait_for(lambda: group.state(0)["canary"] is not None)
+    first = group.state(0)["canary"]["at"]
+    wait_for(lambda: group.state(0)["canary"]["at"] > first)
+    assert group.state(1)["canary"] is None, "only the head asks"
+
+
+def test_a_group_that_neither_answers_nor_moves_is_ended_and_counted(group: Group) -> None:
+    start_all(group)
+    (group.root / "metrics").write_text('vllm:num_requests_running{engine="0"} 1.0\nvllm:kv_cache_usage_perc{engine="0"} 0.25\n')
+    (group.root / "hang").touch()
+    assert group.statuses() == [1, 75, 75]
+    failure = group.state(0)["failure"]["reason"]
+    assert failure.startswith("rank 0 on t1 no longer computes: no token and no movement for ")
+    assert failure.endswith(" s (num_requests_running 1.0, kv_cache_usage_perc 0.25)")
+    assert json.loads((group.root / "var0/recovery/lab.json").read_text())["failures"][0]["reason"] == failure
+
+
+def test_a_long_prefill_is_waited_for(group: Group) -> None:
+    start_all(group)
+    (group.root / "hang").touch()
+    for step in range(12):  # longer than the silence that ends a group
+        (group.root / "new").write_text(f"vllm:kv_cache_usage_perc 0.{step:02}\n")
+        (group.root / "new").replace(group.root / "metrics")
+        time.sleep(1)
+    (group.root / "hang").unlink()
+    wait_for(lambda: (group.state(0)["canary"] or {"seconds": 0})["seconds"] > 7)
+    assert group.phases() == ["serving"] * 3
+
+
+def test_a_failed_group_waits_before_it_starts_again(group: Group) -> None:
+    (group.root / "crash1").write_text("")
+    for rank in range(3):
+        group.start(rank)
+    assert group.statuses() == [75, 1, 75]
+    (group.root / "crash1").unlink()
+    before = len(group.calls("run"))
+    for rank in range(3):
+        group.start(rank)
+    wait_for(lambda: group.state(1)["detail"] == "for the other ranks" and group.state(2)["detail"] == "for the other ranks")
+    detail = group.state(0)["detail"]
+    assert detail.startswith("until ") and detail.endswith(", because rank 1 on t2 exited with status 3")
+    assert len(group.calls("run")) == before
+
+
+def test_a_group_that_keeps_failing_stays_down_until_its_book_is_closed(group: Group) -> None:
+    (group.root / "crash1").write_text("")
+    for rank in range(3):
+        group.start(rank)
+    assert group.statuses() == [75, 1, 75]
+    (group.root / "crash1").unlink()
+    book = group.root / "var0/recovery/lab.json"
+    book.write_text(json.dumps({"failures": json.loads(book.read_text())["failures"] * 3}))
+    group.start(0)
+    assert group.processes[0].wait(60) == 69
+    assert group.state(0)["failure"]["reason"].startswith(
+        "the group keeps failing, the last time because rank 1 on t2 exited with status 3: see"
+    )
+    assert group.state(0)["failure"]["log"][-1] == "RuntimeError: out of luck"
+    book.unlink()
+    start_all(group)
+
+
+def test_a_member_that_leaves_and_comes_back_is_no_failure(group: Group) -> None:
+    for _time in range(2):
+        start_all(group)
+        group.processes[1].terminate()
+        assert group.statuses() == [75, 0, 75]
+    assert not (group.root / "var0/recovery/lab.json").exists()
+
+
+def test_a_rank_without_grace_kills_its_container(group: Group) -> None:
+    start_all(group)
+    group.processes[1].send_signal(signal.SIGQUIT)
+    assert group.statuses() == [75, 0, 75]
+    assert "stop -t 0 gb10-lab-1" in group.calls("stop")
