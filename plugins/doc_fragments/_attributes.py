@@ -47,3 +47,15 @@ attributes:
     details:
       - This module changes nothing.
 """
+
+    JOB = r"""
+options:
+  wait:
+    description: Longest time in seconds after which the module reports back to the controller, which shows the progress and asks again.
+    type: float
+    default: 5
+attributes:
+  action:
+    support: full
+    description: Runs partly on the controller, which shows the progress.
+"""

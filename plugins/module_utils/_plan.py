@@ -24,11 +24,23 @@ COORDINATION_PORT = 29600
 # Seconds of silence after which a member counts as lost: a rank that loads weights keeps both cores of a small host busy.
 HEARTBEAT_S = 10
 
+# Waits before the starts that follow a failure; one failure more within six hours, and nothing starts any more. A token every
+# 90 s keeps the GPU out of its slow state (LLMKube's keep-warm). After 300 s vLLM itself gives a step up.
+RECOVERY = {"backoff_s": [120, 300, 900], "canary_interval_s": 90, "canary_silence_s": 300}
+
+# The floors of LLMKube's gb10-memory-guard. `stop` ends the group in order when memory stays below the floor, `log` only says so,
+# `kill` gives the container no grace. Kill is no default: what took the memory may be something else (an upload of 7 GiB once
+# did, MiaAI-Lab's two-Spark kit), and a killed engine saves nothing.
+GUARD = {"at_floor": "stop", "floor_mib": 1536, "flush_floor_mib": 4096, "load_cached_mib": 40960}
+
 # Above every daemon's 0, so that an overrun takes the rank and not sshd; the value of tonyd2wild's and LakyFx's launchers.
 OOM_SCORE_ADJ = 500
 
 # Compiled kernels outlive a container here; a cold cache costs up to 36 minutes of tuning (jnardiello).
 CACHE_ROOT = "/var/lib/gb10/cache"
+
+# A rank's packed Engram rows; outside of the storage root, which may be a network's.
+ENGRAM_ROOT = "/var/lib/gb10/engram"
 
 
 def build_plan(members: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], profile: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,7 +70,7 @@ def build_plan(members: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
     plan: dict[str, Any] = {
         "version": VERSION,
         "cluster": cluster,
-        "fabric": _fabric(fabric),
+        "fabric": _fabric(fabric, _nccl.explain(fabric, devices=bool(settings["cluster_devices"]), overrides=overrides)),
         "storage": {
             "directory": f"{settings['cluster_storage_root']}/{checkpoint['directory']}",
             "files_manifest": checkpoint.get("manifest", ""),
@@ -79,6 +91,7 @@ def build_plan(members: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
             "launch_order": _serving.launch_order(names),
             "unit": f"gb10-rank@{cluster['name']}.service",
             "probes": profile["probes"],
+            "kv_bytes_per_token": profile["memory"].get("kv_bytes_per_token", 0),
         },
         "members": {
             member.name: {
@@ -111,7 +124,7 @@ def digest(plan: Mapping[str, Any]) -> str:
     content = {
         "version": plan["version"],
         "cluster": {key: value for key, value in plan["cluster"].items() if key != "digest"},
-        "fabric": {key: value for key, value in plan["fabric"].items() if key != "notes"},
+        "fabric": {key: value for key, value in plan["fabric"].items() if key not in ("notes", "nccl")},
         "checkpoint": [plan["storage"][key] for key in ("checkpoint", "files_manifest", "preparation")],
         "ranks": {
             name: {key: value for key, value in member["rank_config"].items() if key != "digest"}
@@ -160,7 +173,8 @@ def member_legs(fabric: Fabric, member: str) -> list[dict[str, Any]]:
 
 def nccl_environment(fabric: Fabric, member: Member, settings: Mapping[str, Any], overrides: Mapping[str, str]) -> dict[str, str]:
     """A member's NCCL and Gloo variables under the settings."""
-    return _nccl.environment(fabric, member.name, member.interface, devices=bool(settings["cluster_devices"]), overrides=overrides)
+    chosen = _nccl.variables(fabric, member.name, member.interface, devices=bool(settings["cluster_devices"]), overrides=overrides)
+    return {key: variable.value for key, variable in chosen.items()}
 
 
 def _overrides(profile: Mapping[str, Any]) -> dict[str, str]:
@@ -187,7 +201,8 @@ def _source(profile: Mapping[str, Any], part: str, kind: str, setting: str, sett
     return source
 
 
-def _fabric(fabric: Fabric) -> dict[str, Any]:
+def _fabric(fabric: Fabric, nccl: Mapping[str, Any]) -> dict[str, Any]:
+    """The fabric as plain data. What the library must know beyond a plain release is a note as well, for who reads only these."""
     return {
         "mtu": fabric.mtu,
         "prefix_length": fabric.prefix_length,
@@ -213,7 +228,8 @@ def _fabric(fabric: Fabric) -> dict[str, Any]:
             }
             for leg in fabric.legs
         ],
-        "notes": [*fabric.notes, *_nccl.notes(fabric)],
+        "nccl": nccl,
+        "notes": [*fabric.notes, *(each["reason"] for each in nccl["library"] if each["feature"] != _nccl.SUBNET_ROUTING)],
     }
 
 
@@ -254,11 +270,13 @@ def _rank_config(
             "stop_s": profile["serving"]["stop_timeout_s"],
             "heartbeat_s": HEARTBEAT_S,
         },
+        "recovery": profile["serving"].get("recovery", RECOVERY),
+        "guard": profile["memory"].get("guard", GUARD),
     }
 
 
 def _volumes(profile: Mapping[str, Any], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The checkpoint and its Engram tables, read-only, and the cache of compiled kernels where the profile has one."""
+    """The checkpoint, its Engram tables and a rank's packed rows of them, read-only, and the cache of compiled kernels where the profile has one."""
     directories = [profile["checkpoint"]["directory"]]
     engram = profile["checkpoint"].get("preparation", {}).get("engram")
     if engram:
@@ -267,6 +285,8 @@ def _volumes(profile: Mapping[str, Any], settings: Mapping[str, Any]) -> list[di
     volumes = [
         {"source": f"{root}/{directory}", "target": f"{_serving.MODELS_MOUNT}/{directory}", "read_only": True} for directory in directories
     ]
+    if engram and "packed_mount" in engram:
+        volumes.append({"source": f"{ENGRAM_ROOT}/{settings['cluster_name']}", "target": engram["packed_mount"], "read_only": True})
     if "cache_mount" in profile["engine"]:
         source = f"{CACHE_ROOT}/{settings['cluster_name']}"
         volumes.append({"source": source, "target": profile["engine"]["cache_mount"], "read_only": False})

@@ -67,7 +67,11 @@ PATH = _text(r"^/\S+$", "an absolute path without spaces")
 NETWORK = _text(r"^\d+\.\d+\.\d+\.\d+/\d+$", "an IPv4 network like 10.10.0.0/16")
 PORT = _integer(1024, 65535)
 SECONDS = _integer(1)
+RECOVERY = _object({"backoff_s": _list(SECONDS, minItems=1), "canary_interval_s": SECONDS, "canary_silence_s": SECONDS})
 MEBIBYTES = _integer(64)
+GUARD = _object(
+    {"at_floor": {"enum": ["stop", "kill", "log"]}, "floor_mib": MEBIBYTES, "flush_floor_mib": MEBIBYTES, "load_cached_mib": MEBIBYTES}
+)
 SCALAR: Schema = {"type": ["string", "integer", "number"], "minLength": 1}
 VARIABLE = _text(r"^[A-Z_][A-Z0-9_]*$", "the name of an environment variable")
 
@@ -87,6 +91,8 @@ SETTINGS = _object(
         "cluster_leg_pool": {**NETWORK, "default": "10.10.0.0/16"},
         "cluster_leg_prefix": {**_integer(8, 30), "type": ["integer", "null"], "default": None},
         "cluster_leg_stride_prefix": _integer(8, 30, default=24),
+        "cluster_leg_numbering": {"enum": ["ends", "ranks"], "default": "ends"},
+        "cluster_leg_first_host": _integer(1, 253, default=1),
         "cluster_mtu": _integer(1280, 9000, default=9000),
         "cluster_management_interface": {**INTERFACE, "default": "enP7s7"},
         "cluster_management_network": {**NETWORK, "type": ["string", "null"], "default": None},
@@ -128,7 +134,9 @@ PREPARATION = _object(
     {},
     {
         "virtual_heads": _object({**HEADS, "from": _object(HEADS)}),
-        "engram": _object({"directory": NAME, "source": CHECKPOINT_SOURCE, "size_gib": {"type": "number", "exclusiveMinimum": 0}}),
+        "engram": _object(
+            {"directory": NAME, "source": CHECKPOINT_SOURCE, "size_gib": {"type": "number", "exclusiveMinimum": 0}}, {"packed_mount": PATH}
+        ),
     },
 )
 PROBES = _object(
@@ -173,7 +181,12 @@ PROFILE = _object(
         "parallelism": _object({"tensor_parallel_size": _integer(1)}, {"expert_parallel": BOOLEAN}),
         "memory": _object(
             {"container_limit_mib": MEBIBYTES, "shm_mib": MEBIBYTES},
-            {"kv_cache_bytes": _integer(1), "gpu_memory_utilization": {"type": "number", "exclusiveMinimum": 0, "maximum": 1}},
+            {
+                "kv_cache_bytes": _integer(1),
+                "kv_bytes_per_token": {"type": "number", "exclusiveMinimum": 0},
+                "gpu_memory_utilization": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+                "guard": GUARD,
+            },
         ),
         "serving": _object(
             {
@@ -181,7 +194,8 @@ PROFILE = _object(
                 "max_model_len": _integer(1),
                 "start_timeout_s": SECONDS,
                 "stop_timeout_s": SECONDS,
-            }
+            },
+            {"recovery": RECOVERY},
         ),
         "probes": PROBES,
     },
@@ -229,6 +243,8 @@ RANK_CONFIG = _object(
             }
         ),
         "timeouts": _object({"start_s": SECONDS, "stop_s": SECONDS, "heartbeat_s": SECONDS}),
+        "recovery": RECOVERY,
+        "guard": GUARD,
     }
 )
 
@@ -267,6 +283,13 @@ PLAN = _object(
                     ),
                     minItems=2,
                 ),
+                "nccl": _object(
+                    {
+                        "reasons": _map(VARIABLE, TEXT),
+                        "absent": _map(VARIABLE, TEXT),
+                        "library": _list(_object({"feature": VARIABLE, "reason": TEXT})),
+                    }
+                ),
                 "notes": _list(TEXT),
             }
         ),
@@ -290,6 +313,7 @@ PLAN = _object(
                 "launch_order": _list(TEXT, minItems=2, uniqueItems=True),
                 "unit": TEXT,
                 "probes": PROBES,
+                "kv_bytes_per_token": {"type": "number", "minimum": 0},
             }
         ),
         "members": {

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from ipaddress import IPv4Address, IPv4Network
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from ._errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,6 @@ LONGEST_MEASURED_RING = 4
 
 # The longest prefix that has two addresses, a network and a broadcast address.
 POINT_TO_POINT_PREFIX = 30
-
-# Routes as broad as these are defaults (a VPN splits 0.0.0.0/0 in two): every leg lies in them and wins by its longer prefix.
-DEFAULT_ROUTE_PREFIX = 1
 
 _END = r"(\S+)\.(\d+)"
 _CABLE = re.compile(rf"\s*{_END}\s+-\s+{_END}\s*")
@@ -105,6 +102,10 @@ class Cable:
         return self.ends[0] if self.ends[0].member == member else self.ends[1]
 
 
+# What shares a wire: a cable, or one cage number of all members on a switch; its name and its plugs in order.
+Segment = tuple[str, "Sequence[Plug]"]
+
+
 @dataclass(frozen=True)
 class LegEnd:
     """Where a leg meets a member."""
@@ -154,15 +155,16 @@ def plan_fabric(members: Sequence[Member], settings: Mapping[str, Any]) -> Fabri
     if topology == "switched":
         if settings["cluster_cables"]:
             raise PlanError("inventory: cluster_cables lists cables, but cluster_topology is switched: remove one of the two")
-        segments = [(f"switch.{cage}", [Plug(name, cage) for name in names]) for cage in settings["cluster_switch_cages"]]
+        segments: list[Segment] = [(f"switch.{cage}", [Plug(name, cage) for name in names]) for cage in settings["cluster_switch_cages"]]
     else:
         listed = tuple(parse_cable(text, names) for text in settings["cluster_cables"])
         cables = listed or rotation(topology, names)
         check_cables(topology, names, cables)
         segments = [(cable.name, list(cable.ends)) for cable in cables]
-    stride = settings["cluster_leg_stride_prefix"]
-    prefix = settings["cluster_leg_prefix"] or (stride if topology == "switched" else POINT_TO_POINT_PREFIX)
-    legs = plan_legs(segments, settings, prefix)
+    check_pool(members, settings)
+    hosts = host_numbers(segments, names, settings)
+    prefix = leg_prefix(topology, hosts, settings)
+    legs = plan_legs(segments, hosts, settings, prefix)
     return Fabric(
         topology=topology,
         mtu=settings["cluster_mtu"],
@@ -236,7 +238,7 @@ def parse_cable(text: str, names: Sequence[str]) -> Cable:
 
 
 def rotation(topology: str, names: Sequence[str]) -> tuple[Cable, ...]:
-    """The vendor's cabling: in a ring cage 0 of each member to cage 1 of the next, in a pair cage 0 to cage 0.
+    """The vendor's cabling: in a ring cage 0 of each member to cage 1 of the next, in a pair one cable from cage 0 to cage 0.
 
     Ordered by the ranks that they join, the lower rank first, as NVIDIA's table of three Sparks numbers them.
     Source: NVIDIA/dgx-spark-playbooks, connect-three-sparks and connect-two-sparks (same cage at both ends).
@@ -249,7 +251,7 @@ def rotation(topology: str, names: Sequence[str]) -> tuple[Cable, ...]:
 
 
 def check_cables(topology: str, names: Sequence[str], cables: Sequence[Cable]) -> None:
-    """The cables are the declared topology: a pair has one, a ring is one cycle through all members."""
+    """The cables are the declared topology: those of a pair join its two members, a ring is one cycle through all members."""
     taken: dict[Plug, Cable] = {}
     for cable in cables:
         for end in cable.ends:
@@ -260,11 +262,6 @@ def check_cables(topology: str, names: Sequence[str], cables: Sequence[Cable]) -
                 )
             taken[end] = cable
     if topology == "pair":
-        if len(cables) != 1:
-            raise PlanError(
-                f"inventory: cluster_cables lists {len(cables)} cables for a pair, but a pair is one cable "
-                "(a second one adds no bandwidth, both cages share one PCIe link per half): list one"
-            )
         return
     loose = [str(Plug(name, cage)) for name in names for cage in CAGES if Plug(name, cage) not in taken]
     if loose:
@@ -307,9 +304,11 @@ def cabling_notes(topology: str, names: Sequence[str], cables: Sequence[Cable]) 
     equal = [cable for cable in cables if cable.joins_equal_cages]
     if topology == "pair" and not equal:
         notes.append(
-            f"cable {cables[0]} joins different cages: it works, since every member is given its own device names, "
-            "but the vendor's layout of a pair is the same cage at both ends"
+            f"cable {' and '.join(map(str, cables))} joins different cages: it works, since every member is given its own device "
+            "names, but the vendor's layout of a pair is the same cage at both ends"
         )
+    if topology == "pair" and len(cables) > 1:
+        notes.append("the second cable of a pair adds no bandwidth, since both cages share one PCIe link per half")
     if topology == "ring" and equal:
         turned = [name for name, cable in walk(cables, names[0]) if cable.near(name).cage != 0]
         straight = [name for name in names if name not in turned]
@@ -327,57 +326,75 @@ def cabling_notes(topology: str, names: Sequence[str], cables: Sequence[Cable]) 
     return notes
 
 
-def plan_legs(segments: Sequence[tuple[str, Sequence[Plug]]], settings: Mapping[str, Any], prefix: int) -> tuple[Leg, ...]:
-    """Number the legs: segment i has network 2i of the pool for half A and 2i + 1 for half B, its ends .1, .2, ... in order.
+def host_numbers(segments: Sequence[Segment], names: Sequence[str], settings: Mapping[str, Any]) -> list[list[int]]:
+    """The last part of each end's address, by segment: counted over the segment's own ends, or over all members by rank.
+
+    The first is NVIDIA's way (.1 and .2 on every cable); the second gives a member one number everywhere, as eugr's script
+    (.11, .12, .13) and most four-ring recipes do.
+    """
+    first = settings["cluster_leg_first_host"]
+    if settings["cluster_leg_numbering"] == "ranks":
+        return [[first + names.index(plug.member) for plug in plugs] for dummy, plugs in segments]
+    return [[first + end for end in range(len(plugs))] for dummy, plugs in segments]
+
+
+def leg_prefix(topology: str, hosts: Sequence[Sequence[int]], settings: Mapping[str, Any]) -> int:
+    """The length of a leg's mask: as set, else 30 between two ends numbered 1 and 2, else that of the stride."""
+    highest = max(max(numbers) for numbers in hosts)
+    small = topology != "switched" and highest <= 2
+    prefix: int = settings["cluster_leg_prefix"] or (POINT_TO_POINT_PREFIX if small else settings["cluster_leg_stride_prefix"])
+    room = 2 ** (32 - prefix) - 2
+    if highest > room:
+        raise PlanError(
+            f"inventory: a leg of prefix length {prefix} has {room} addresses, but one of its ends is number {highest} "
+            "(cluster_leg_first_host, cluster_leg_numbering, number of members): give a shorter cluster_leg_prefix"
+        )
+    return prefix
+
+
+def plan_legs(segments: Sequence[Segment], hosts: Sequence[Sequence[int]], settings: Mapping[str, Any], prefix: int) -> tuple[Leg, ...]:
+    """Number the legs: segment i has network 2i of the pool for half A and 2i + 1 for half B.
 
     Every leg starts a stride of its own (a /24 by default), since NCCL tells legs apart by their first 24 bits unless told
     otherwise (NCCL_IB_SUBNET_PREFIX_LEN). A ring of three in 10.10.0.0/16 thus has 10.10.0.0/30 to 10.10.5.0/30, as the
     LLMKube three-Spark ring, with third octets and ends as in NVIDIA's table (1-2: 0 and 1, 1-3: 2 and 3, 2-3: 4 and 5).
     """
     pool = parse_network("cluster_leg_pool", settings["cluster_leg_pool"])
-    check_pool(pool, settings)
     stride = settings["cluster_leg_stride_prefix"]
-    ends = len(segments[0][1])
     if stride < pool.prefixlen or 2 ** (stride - pool.prefixlen) < 2 * len(segments):
         raise PlanError(
             f"inventory: cluster_leg_pool {pool} has no room for {2 * len(segments)} legs of one /{stride} each: "
             "give a larger pool or a longer cluster_leg_stride_prefix"
         )
-    if 2 ** (32 - prefix) - 2 < ends:
-        raise PlanError(
-            f"inventory: cluster_leg_prefix {prefix} leaves {2 ** (32 - prefix) - 2} addresses per leg, but {ends} members "
-            "meet on each: give a shorter prefix"
-        )
     legs: list[Leg] = []
-    for cable, plugs in segments:
+    for (cable, plugs), numbers in zip(segments, hosts, strict=True):
         for view, half in enumerate("AB"):
-            first = IPv4Address(int(pool.network_address) + (len(legs) << (32 - stride)))
-            network = IPv4Network((first, prefix), strict=False)
-            legs.append(
-                Leg(
-                    cable=cable,
-                    half=half,
-                    network=network,
-                    ends=tuple(
-                        LegEnd(plug.member, ports_of(plug.cage)[view], str(first + number)) for number, plug in enumerate(plugs, start=1)
-                    ),
-                )
+            start = IPv4Address(int(pool.network_address) + (len(legs) << (32 - stride)))
+            ends = tuple(
+                LegEnd(plug.member, ports_of(plug.cage)[view], str(start + number)) for plug, number in zip(plugs, numbers, strict=True)
             )
+            legs.append(Leg(cable, half, IPv4Network((start, prefix), strict=False), ends))
     check_legs(legs)
     return tuple(legs)
 
 
-def check_pool(pool: IPv4Network, settings: Mapping[str, Any]) -> None:
-    """The pool keeps clear of the management network and of every reserved one.
+def check_pool(members: Sequence[Member], settings: Mapping[str, Any]) -> None:
+    """The pool keeps clear of the management plane and of every reserved network.
 
     An overlap does not fail loudly: the peer is merely unreachable (LLMKube three-Spark ring; eugr/spark-vllm-docker).
     """
+    pool = parse_network("cluster_leg_pool", settings["cluster_leg_pool"])
     taken = [(f"cluster_reserved_networks[{i}]", text) for i, text in enumerate(settings["cluster_reserved_networks"])]
     if settings["cluster_management_network"]:
         taken.insert(0, ("cluster_management_network", settings["cluster_management_network"]))
     for key, text in taken:
         if pool.overlaps(parse_network(key, text)):
             raise PlanError(f"inventory: cluster_leg_pool {pool} overlaps {key} {text}: choose another pool")
+    for member in members:
+        if IPv4Address(member.address) in pool:
+            raise PlanError(
+                f"inventory: cluster_leg_pool {pool} holds the management address {member.address} of {member.name}: choose another pool"
+            )
 
 
 def check_legs(legs: Sequence[Leg]) -> None:
@@ -388,32 +405,3 @@ def check_legs(legs: Sequence[Leg]) -> None:
                 f"inventory: {one} ({one.network}) and {two} ({two.network}) share a network: "
                 "cluster_leg_prefix must not be shorter than cluster_leg_stride_prefix"
             )
-
-
-def overlaps(legs: Sequence[Mapping[str, Any]], used: Iterable[Mapping[str, str]]) -> list[str]:
-    """Sentences on every clash of a member's planned legs with the networks that the host really has; empty when there is none.
-
-    `legs`: `plan["members"][name]["legs"]`, of which `netdev`, `network` and `cable` are read.
-    `used`: the host's IPv4 addresses and routes as `{"network": "10.10.0.1/24", "device": "docker0"}` in any order, with or
-    without host bits, repeats allowed. Default routes do not count, nor does a planned network on one of the planned netdevs:
-    that is this plan, or an earlier one whose cables have moved, and applying the plan settles it.
-    """
-    planned = {leg["netdev"]: IPv4Network(leg["network"]) for leg in legs}
-    found = sorted({(IPv4Interface(entry["network"]).network, entry["device"]) for entry in used})
-    found = [(network, device) for network, device in found if network.prefixlen > DEFAULT_ROUTE_PREFIX]
-    sentences = []
-    for network, device in found:
-        clash = next((leg for leg in legs if network.overlaps(IPv4Network(leg["network"]))), None)
-        if clash and not (device in planned and network in planned.values()):
-            sentences.append(
-                f"{device} already uses {network}, which overlaps {clash['network']} planned for {clash['netdev']} "
-                f"(cable {clash['cable']}): choose another cluster_leg_pool or free that network"
-            )
-    for (network, one), (other, two) in combinations([entry for entry in found if entry[1] in planned], 2):
-        if one != two and network.overlaps(other):
-            sentences.append(
-                f"{one} and {two} share {network if network.prefixlen <= other.prefixlen else other}, so ARP answers for "
-                "either and NCCL cannot map peers by subnet: remove these addresses from the host's other network files "
-                f"(the plan gives {planned[one]} and {planned[two]})"
-            )
-    return sentences

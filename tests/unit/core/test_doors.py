@@ -122,6 +122,7 @@ def test_filters_give_the_parts_of_the_plan(tmp_path: Path) -> None:
         "plan": "nodes | gb10.cluster.plan(all)",
         "addresses": "nodes | gb10.cluster.fabric_addresses(fabric)",
         "nccl": "nodes | gb10.cluster.nccl_env(fabric)",
+        "explained": "nodes | gb10.cluster.nccl_env(fabric, explain=true)",
         "vllm": "nodes | gb10.cluster.vllm_args(all)",
     }
     together = ", ".join(f"'{name}': {expression}" for name, expression in expressions.items())
@@ -135,6 +136,9 @@ def test_filters_give_the_parts_of_the_plan(tmp_path: Path) -> None:
     for name, member in members.items():
         # The plan's environment has the profile's variables as well.
         assert got["nccl"][name].items() <= member["rank_config"]["container"]["environment"].items()
+    assert got["explained"]["members"] == got["nccl"]
+    assert got["explained"]["absent"] == got["plan"]["fabric"]["nccl"]["absent"]
+    assert got["explained"]["reasons"].items() <= got["plan"]["fabric"]["nccl"]["reasons"].items()
 
 
 @pytest.mark.parametrize(
@@ -181,7 +185,7 @@ def test_an_inventory_without_members_is_refused(tmp_path: Path) -> None:
     assert "inventory: group sparks has no hosts" in " ".join(output.split())
 
 
-@pytest.mark.parametrize("inventory", ["pair", "ring3"])
+@pytest.mark.parametrize("inventory", ["pair", "ring3", "ring4", "switched"])
 def test_the_plan_playbook_shows_and_writes_the_plan(tmp_path: Path, inventory: str) -> None:
     hosts = ROOT / "inventories" / inventory
     code, output = run(tmp_path, hosts, ROOT / "playbooks" / "plan.yml", "-e", f"plan_file={tmp_path}/plan.json")

@@ -85,6 +85,8 @@ def test_profile_refused(profile: dict[str, Any], path: str, value: Any, message
         ("cluster_leg_pol", "10.0.0.0/8", "cluster_leg_pol is not a known key (did you mean cluster_leg_pool?)"),
         ("cluster_leg_pool", "10.10.0.0", "cluster_leg_pool is '10.10.0.0', expected an IPv4 network like 10.10.0.0/16"),
         ("cluster_leg_prefix", 31, "cluster_leg_prefix is 31, expected at most 30"),
+        ("cluster_leg_numbering", "rank", "cluster_leg_numbering is 'rank', expected one of ends, ranks"),
+        ("cluster_leg_first_host", 0, "cluster_leg_first_host is 0, expected at least 1"),
         ("cluster_mtu", "9000", "cluster_mtu is '9000', expected an integer"),
         ("cluster_gpu", "yes", "cluster_gpu is 'yes', expected true or false"),
         ("cluster_cables", ["a.0 - b.1", 7], "cluster_cables[1] is 7, expected text"),

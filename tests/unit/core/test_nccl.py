@@ -29,7 +29,12 @@ def fabric(topology: str, count: int = 3, **settings: Any) -> Fabric:
 
 
 def environment(plan: Fabric, member: str = "t1", **more: Any) -> dict[str, str]:
-    return _nccl.environment(plan, member, "enP7s7", **{"devices": True, "overrides": {}, **more})
+    chosen = _nccl.variables(plan, member, "enP7s7", **{"devices": True, **more})
+    return {key: variable.value for key, variable in chosen.items()}
+
+
+def required(plan: Fabric, **overrides: str) -> list[str]:
+    return [each.feature for each in _nccl.requirements(plan, environment(plan, overrides=overrides))]
 
 
 def lands(plan: Fabric, *, prefix: int) -> list[bool]:
@@ -93,7 +98,7 @@ def test_ring_of_three() -> None:
         "GLOO_SOCKET_IFNAME": "enP7s7",
         "NCCL_CUMEM_ENABLE": "0",
         "NCCL_DEBUG": "INFO",
-        "NCCL_DEBUG_SUBSYS": "INIT,NET",
+        "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV,BOOTSTRAP",
         "NCCL_IB_ADDR_FAMILY": "AF_INET",
         "NCCL_IB_DISABLE": "0",
         "NCCL_IB_HCA": "=rocep1s0f0,roceP2p1s0f0,rocep1s0f1,roceP2p1s0f1",
@@ -107,7 +112,8 @@ def test_ring_of_three() -> None:
         "NCCL_NVLS_ENABLE": "0",
         "NCCL_SOCKET_IFNAME": "=enP7s7",
     }
-    assert _nccl.notes(fabric("ring")) == []
+    # Case C13: the feature by its string, since builds of one version differ.
+    assert required(fabric("ring")) == ["IB_SUBNET_AWARE_ROUTING"]
 
 
 def test_pair_lists_both_halves_in_the_order_of_the_other_end() -> None:
@@ -123,9 +129,46 @@ def test_ring_of_four_asks_for_ring_and_for_more_than_a_plain_library() -> None:
     # Case C12.
     plan = fabric("ring", 4)
     assert environment(plan)["NCCL_ALGO"] == "Ring"
-    (note,) = _nccl.notes(plan)
-    assert "NCCL_SKIP_TREE_CONNECT=1" in note
-    assert "NCCL_RUNTIME_CONNECT=1" in note
+    assert environment(plan)["NCCL_SKIP_TREE_CONNECT"] == "1"
+    assert required(plan) == ["IB_SUBNET_AWARE_ROUTING", "SKIP_TREE_CONNECT"]
+    reason = _nccl.requirements(plan, environment(plan))[1].reason
+    assert reason.startswith("a ring of 4 has ranks that are no neighbours, and a plain NCCL still connects trees between them")
+    # christopherowen's way needs no patch.
+    assert required(plan, NCCL_RUNTIME_CONNECT="1", NCCL_CUMEM_ENABLE="1") == ["IB_SUBNET_AWARE_ROUTING"]
+    assert len(required(plan, NCCL_RUNTIME_CONNECT="1")) == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "cables", "needed"),
+    [
+        (("pair", 2), ["t1.0 - t2.0"], False),
+        (("pair", 2), ["t1.1 - t2.0"], False),
+        (("pair", 2), ["t1.0 - t2.0", "t1.1 - t2.1"], False),
+        (("pair", 2), ["t1.0 - t2.1", "t1.1 - t2.0"], True),
+        (("switched", 4), [], False),
+        (("ring", 3), [], True),
+    ],
+)
+def test_subnet_aware_routing_is_required_exactly_where_indexes_do_not_do(shape: tuple[str, int], cables: list[str], needed: bool) -> None:
+    plan = fabric(*shape, cluster_cables=cables)
+    assert bool(required(plan)) == needed
+    by_index = [
+        ports_by_index(plan, leg.ends[0].member).index(leg) == ports_by_index(plan, leg.ends[1].member).index(leg) for leg in plan.legs
+    ]
+    assert all(by_index) != needed
+
+
+def ports_by_index(plan: Fabric, member: str) -> list[Any]:
+    """A member's legs in the order in which NCCL numbers its devices."""
+    return [leg for leg, end in sorted(plan.legs_of(member), key=lambda pair: PORTS.index(pair[1].port))]
+
+
+@pytest.mark.parametrize("cables", [["t1.0 - t2.0", "t1.1 - t2.1"], ["t1.0 - t2.1", "t1.1 - t2.0"]])
+def test_two_cables_of_a_pair_land_with_subnet_aware_routing(cables: list[str]) -> None:
+    plan = fabric("pair", 2, cluster_cables=cables)
+    assert environment(plan)["NCCL_IB_MERGE_NICS"] == "0"
+    assert all(lands(plan, prefix=24))
+    assert environment(plan)["NCCL_IB_HCA"].count("roce") == 4
 
 
 def test_legs_packed_into_one_24_need_the_prefix_length() -> None:
@@ -145,6 +188,17 @@ def test_nothing_is_empty_and_no_gid_is_pinned(shape: tuple[str, int], devices: 
     assert all(env.values())
     assert "NCCL_IB_GID_INDEX" not in env
     assert env["GLOO_SOCKET_IFNAME"] == "enP7s7"
+
+
+@given(st.sampled_from([("pair", 2), ("ring", 3), ("ring", 4), ("switched", 4)]), st.booleans())
+def test_every_variable_has_a_reason_and_none_is_both_set_and_absent(shape: tuple[str, int], devices: bool) -> None:
+    plan = fabric(*shape)
+    told = _nccl.explain(plan, devices=devices, overrides={"NCCL_IB_TC": "106"})
+    assert set(told["reasons"]) == set(environment(plan, devices=devices, overrides={"NCCL_IB_TC": "106"}))
+    assert not set(told["reasons"]) & set(told["absent"])
+    assert {"NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_RANGE"} <= set(told["absent"])
+    assert all([*told["reasons"].values(), *told["absent"].values()])
+    assert devices or not told["library"]
 
 
 def test_an_override_wins_over_a_default() -> None:

@@ -133,6 +133,7 @@ def test_engram_tables_and_the_cache_are_mounted(settings: dict[str, Any]) -> No
     assert plan["members"]["t2"]["rank_config"]["container"]["volumes"] == [
         {"source": "/srv/deepseek-v4.1-flash-exl3-2.9bpw", "target": "/models/deepseek-v4.1-flash-exl3-2.9bpw", "read_only": True},
         {"source": "/srv/deepseek-v4.1-flash-engram", "target": "/models/deepseek-v4.1-flash-engram", "read_only": True},
+        {"source": "/var/lib/gb10/engram/ring", "target": "/engram-packed", "read_only": True},
         {"source": "/var/lib/gb10/cache/ring", "target": "/cache", "read_only": False},
     ]
 
@@ -144,6 +145,21 @@ def test_a_member_may_have_its_own_management_interface(inputs: Inputs) -> None:
     plan = build_plan(members, settings, profile)
     assert [plan["members"][name]["management"]["interface"] for name in ("t1", "t2")] == ["enP7s7", "wlP9s9"]
     assert plan["members"]["t2"]["rank_config"]["container"]["environment"]["GLOO_SOCKET_IFNAME"] == "wlP9s9"
+
+
+def test_a_ring_of_four_says_in_the_plan_what_a_plain_library_lacks(inputs: Inputs) -> None:
+    members, settings, profile = inputs
+    fabric = build_plan(members, settings, profile)["fabric"]
+    assert fabric["notes"] == []
+    assert [each["feature"] for each in fabric["nccl"]["library"]] == ["IB_SUBNET_AWARE_ROUTING"]
+    # One index for all devices cannot be pinned, and the plan says why.
+    assert "the index differs per port and moves when a link flaps" in fabric["nccl"]["absent"]["NCCL_IB_GID_INDEX"]
+    members.append({"name": "t4", "address": "198.51.100.14"})
+    profile["parallelism"]["tensor_parallel_size"] = 4
+    fabric = build_plan(members, settings, profile)["fabric"]
+    (note,) = fabric["notes"]
+    assert "a plain NCCL still connects trees" in note
+    assert fabric["nccl"]["library"][1]["reason"] == note
 
 
 def _set(part: str, *keys: str, value: Any) -> Callable[[Inputs], None]:

@@ -12,7 +12,7 @@ import pytest
 from ansible_collections.gb10.cluster.plugins.module_utils import _plan
 from ansible_collections.gb10.cluster.plugins.module_utils._errors import PlanError
 from ansible_collections.gb10.cluster.plugins.module_utils._schema import with_defaults
-from ansible_collections.gb10.cluster.plugins.module_utils._topology import PORTS, Fabric, Member, overlaps, plan_fabric, ports_of
+from ansible_collections.gb10.cluster.plugins.module_utils._topology import PORTS, Fabric, Member, plan_fabric, ports_of
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -79,6 +79,78 @@ def test_pair_with_crossed_cages_has_each_members_own_devices() -> None:
     assert "same cage at both ends" in plan.notes[0]
 
 
+def test_pair_with_two_cables_addresses_all_devices_and_says_what_the_second_is_worth() -> None:
+    plan = fabric("pair", 2, cluster_cables=["t1.0 - t2.0", "t1.1 - t2.1"])
+    assert table(plan)["t2"] == {
+        "enp1s0f0np0": "10.10.0.2",
+        "enP2p1s0f0np0": "10.10.1.2",
+        "enp1s0f1np1": "10.10.2.2",
+        "enP2p1s0f1np1": "10.10.3.2",
+    }
+    (note,) = plan.notes
+    assert "adds no bandwidth" in note
+    crossed = fabric("pair", 2, cluster_cables=["t1.0 - t2.1", "t1.1 - t2.0"])
+    assert crossed.notes[0].startswith("cable t1.0 - t2.1 and t1.1 - t2.0 joins different cages")
+
+
+# Published plans -------------------------------------------------------------------------------------------------------------
+
+NVIDIA_RING = {
+    "t1": {"enp1s0f0np0": "192.168.0.1", "enP2p1s0f0np0": "192.168.1.1", "enp1s0f1np1": "192.168.2.1", "enP2p1s0f1np1": "192.168.3.1"},
+    "t2": {"enp1s0f0np0": "192.168.4.1", "enP2p1s0f0np0": "192.168.5.1", "enp1s0f1np1": "192.168.0.2", "enP2p1s0f1np1": "192.168.1.2"},
+    "t3": {"enp1s0f0np0": "192.168.2.2", "enP2p1s0f0np0": "192.168.3.2", "enp1s0f1np1": "192.168.4.2", "enP2p1s0f1np1": "192.168.5.2"},
+}
+
+
+def test_nvidias_readme_of_three_sparks() -> None:
+    # connect-three-sparks, all of it /24.
+    plan = fabric("ring", cluster_leg_pool="192.168.0.0/21", cluster_leg_prefix=24)
+    assert table(plan) == NVIDIA_RING
+    assert {leg.network.prefixlen for leg in plan.legs} == {24}
+
+
+@pytest.mark.parametrize(
+    ("pool", "cage", "first", "head", "worker"),
+    [
+        # The README: cage 1, .10 and .11; the performance guide: cage 0, .12 and .13.
+        ("192.168.100.0/23", 1, 10, {"enp1s0f1np1": "192.168.100.10", "enP2p1s0f1np1": "192.168.101.10"}, "192.168.101.11"),
+        ("192.168.200.0/23", 0, 12, {"enp1s0f0np0": "192.168.200.12", "enP2p1s0f0np0": "192.168.201.12"}, "192.168.201.13"),
+    ],
+)
+def test_nvidias_two_pages_on_two_sparks(pool: str, cage: int, first: int, head: dict[str, str], worker: str) -> None:
+    plan = fabric("pair", 2, cluster_leg_pool=pool, cluster_leg_first_host=first, cluster_cables=[f"t1.{cage} - t2.{cage}"])
+    assert table(plan)["t1"] == head
+    assert list(table(plan)["t2"].values())[1] == worker
+    assert plan.prefix_length == 24
+
+
+def test_nvidias_readme_of_a_switch() -> None:
+    # connect-multiple-sparks: cage 1 of all, both halves in a network of their own.
+    plan = fabric("switched", 4, cluster_leg_pool="192.168.100.0/23", cluster_switch_cages=[1], cluster_leg_first_host=10)
+    assert table(plan)["t3"] == {"enp1s0f1np1": "192.168.100.12", "enP2p1s0f1np1": "192.168.101.12"}
+
+
+def test_the_llmkube_ring() -> None:
+    # 10.10.0.0 to 10.10.5.0, each a /30 in a /24 of its own: the default.
+    assert [str(leg.network) for leg in fabric("ring").legs] == [f"10.10.{number}.0/30" for number in range(6)]
+
+
+def test_a_ring_of_four_with_one_number_per_member() -> None:
+    # eugr/spark-vllm-docker: pool 10.20.0.0/16, hosts .11 to .14, the links in their own order.
+    cables = ["t1.0 - t2.1", "t2.0 - t3.1", "t3.0 - t4.1", "t4.0 - t1.1"]
+    plan = fabric(
+        "ring", 4, cluster_leg_pool="10.20.0.0/16", cluster_leg_numbering="ranks", cluster_leg_first_host=11, cluster_cables=cables
+    )
+    assert table(plan)["t1"] == {
+        "enp1s0f0np0": "10.20.0.11",
+        "enP2p1s0f0np0": "10.20.1.11",
+        "enp1s0f1np1": "10.20.6.11",
+        "enP2p1s0f1np1": "10.20.7.11",
+    }
+    assert table(plan)["t4"]["enP2p1s0f0np0"] == "10.20.7.14"
+    assert plan.prefix_length == 24
+
+
 def test_switched_has_one_network_per_cage_and_half() -> None:
     plan = fabric("switched", 4, cluster_switch_cages=[1])
     assert plan.cables == ()
@@ -120,7 +192,25 @@ def test_either_direction_of_the_rotation_is_the_vendors(cables: list[str]) -> N
         ("pair", 2, {"cluster_cables": ["t1.0 - t9.0"]}, "but t9 is not in group sparks (t1, t2)"),
         ("pair", 2, {"cluster_cables": ["t1.2 - t2.0"]}, "only the cages 0 and 1: correct cage 2"),
         ("pair", 2, {"cluster_cables": ["t1.0 - t1.1"]}, "joins t1 with itself"),
-        ("pair", 2, {"cluster_cables": ["t1.0 - t2.0", "t1.1 - t2.1"]}, "2 cables for a pair"),
+        ("pair", 2, {"cluster_cables": ["t1.0 - t2.0", "t2.1 - t1.0"]}, "names cage 0 of t1 twice (t1.0 - t2.0 and t2.1 - t1.0)"),
+        (
+            "pair",
+            2,
+            {"cluster_leg_pool": "198.51.0.0/16"},
+            "cluster_leg_pool 198.51.0.0/16 holds the management address 198.51.100.1 of t1",
+        ),
+        (
+            "pair",
+            2,
+            {"cluster_leg_prefix": 30, "cluster_leg_first_host": 2},
+            "a leg of prefix length 30 has 2 addresses, but one of its ends is number 3",
+        ),
+        (
+            "ring",
+            3,
+            {"cluster_leg_prefix": 30, "cluster_leg_numbering": "ranks"},
+            "a leg of prefix length 30 has 2 addresses, but one of its ends is number 3",
+        ),
         (
             "ring",
             3,
@@ -147,7 +237,7 @@ def test_either_direction_of_the_rotation_is_the_vendors(cables: list[str]) -> N
         ("ring", 3, {"cluster_reserved_networks": ["10.300.0.0/16"]}, "cluster_reserved_networks[0] is '10.300.0.0/16'"),
         ("ring", 3, {"cluster_leg_pool": "10.10.0.0/22"}, "has no room for 6 legs of one /24 each"),
         ("ring", 3, {"cluster_leg_pool": "10.10.0.0/28", "cluster_leg_stride_prefix": 24}, "has no room for 6 legs"),
-        ("switched", 4, {"cluster_leg_prefix": 30}, "leaves 2 addresses per leg, but 4 members meet on each"),
+        ("switched", 4, {"cluster_leg_prefix": 30}, "a leg of prefix length 30 has 2 addresses, but one of its ends is number 4"),
         (
             "ring",
             3,
@@ -187,7 +277,9 @@ def cablings(draw: st.DrawFn) -> tuple[str, int, list[str]]:
     if topology == "switched":
         return topology, draw(st.integers(2, 8)), []
     if topology == "pair":
-        return topology, 2, [f"t1.{draw(st.integers(0, 1))} - t2.{draw(st.integers(0, 1))}"]
+        one, two = draw(st.integers(0, 1)), draw(st.integers(0, 1))
+        cables = [f"t1.{one} - t2.{two}", f"t2.{1 - two} - t1.{1 - one}"]
+        return topology, 2, draw(st.sampled_from([cables[:1], cables]))
     count = draw(st.integers(3, 7))
     swapped = draw(st.lists(st.integers(0, 1), min_size=count, max_size=count))
     cables = []
@@ -202,8 +294,9 @@ def cablings(draw: st.DrawFn) -> tuple[str, int, list[str]]:
 def fabrics(draw: st.DrawFn) -> Fabric:
     topology, count, cables = draw(cablings())
     stride = draw(st.integers(16, 30))
-    # A prefix with room for all members of a switch.
-    longest = 28 if topology == "switched" else 30
+    numbering, first = draw(st.sampled_from(["ends", "ranks"])), draw(st.integers(1, 20))
+    highest = first + (1 if numbering == "ends" and topology != "switched" else count - 1)
+    longest = 32 - (highest + 1).bit_length()
     assume(stride <= longest)
     length = draw(st.integers(8, stride - 4))
     base = draw(st.integers(0, 2**length - 1)) << (32 - length)
@@ -214,7 +307,9 @@ def fabrics(draw: st.DrawFn) -> Fabric:
         cluster_cables=cables,
         cluster_leg_pool=str(pool),
         cluster_leg_stride_prefix=stride,
-        cluster_leg_prefix=draw(st.integers(stride, longest)),
+        cluster_leg_prefix=draw(st.none() | st.integers(stride, longest)),
+        cluster_leg_numbering=numbering,
+        cluster_leg_first_host=first,
         cluster_reserved_networks=[],
     )
 
@@ -227,6 +322,20 @@ def test_every_leg_is_a_network_of_its_own_with_all_its_ends_inside(plan: Fabric
         addresses = [IPv4Address(end.address) for end in leg.ends]
         assert all(leg.network.network_address < address < leg.network.broadcast_address for address in addresses)
         assert len(set(addresses)) == len(addresses)
+
+
+@given(fabrics())
+def test_every_leg_has_exactly_its_ends(plan: Fabric) -> None:
+    """Two, each on another member and those of its cable; on a switch all members."""
+    for leg in plan.legs:
+        if plan.topology == "switched":
+            assert [end.member for end in leg.ends] == list(plan.members)
+        else:
+            cable = next(cable for cable in plan.cables if cable.name == leg.cable)
+            assert [(end.member, end.port.cage) for end in leg.ends] == [(plug.member, plug.cage) for plug in cable.ends]
+            assert len({end.member for end in leg.ends}) == 2
+    assert len({(leg.cable, leg.half) for leg in plan.legs}) == len(plan.legs)
+    assert len(plan.legs) == 2 * len({leg.cable for leg in plan.legs})
 
 
 @given(fabrics())
@@ -253,6 +362,54 @@ def test_the_checkpoint_reaches_every_member_over_legs_that_both_ends_share(plan
     assert have == set(plan.members)
 
 
+# The order of the inventory --------------------------------------------------------------------------------------------------
+
+
+def reordered(topology: str, order: list[str], **settings: Any) -> Fabric:
+    members = [Member(name, rank, f"198.51.100.{name[1:]}", "enP7s7") for rank, name in enumerate(order)]
+    return plan_fabric(members, with_defaults({"cluster_topology": topology, **settings}))
+
+
+@st.composite
+def turns(draw: st.DrawFn, count: int) -> list[str]:
+    """An order of the members that follows the ring: any start, either direction; in a ring of three that is every order."""
+    start, back = draw(st.integers(0, count - 1)), draw(st.booleans())
+    names = [f"t{number + 1}" for number in range(count)]
+    turned = names[start:] + names[:start]
+    return turned[::-1] if back else turned
+
+
+@given(st.data(), cablings().filter(lambda cabling: cabling[0] != "switched"))
+def test_with_a_cable_list_the_order_of_the_inventory_decides_ranks_and_nothing_of_the_fabric(
+    data: st.DataObject, cabling: tuple[str, int, list[str]]
+) -> None:
+    topology, count, cables = cabling
+    one = fabric(topology, count, cluster_cables=cables)
+    two = reordered(topology, data.draw(turns(count)), cluster_cables=cables)
+    assert (two.cables, two.legs, two.prefix_length) == (one.cables, one.legs, one.prefix_length)
+    assert table(two) == table(one)
+    assert set(two.members) == set(one.members)
+
+
+@given(st.data(), st.integers(3, 7))
+def test_without_one_the_same_plugs_are_cabled_from_any_start(data: st.DataObject, count: int) -> None:
+    """The cables stay; their numbers, and with these the addresses, follow the ranks. The other direction is another cabling."""
+    start = data.draw(st.integers(0, count - 1))
+    names = [f"t{number + 1}" for number in range(count)]
+    one, two = fabric("ring", count), reordered("ring", names[start:] + names[:start])
+    assert {frozenset(cable.ends) for cable in two.cables} == {frozenset(cable.ends) for cable in one.cables}
+    assert {str(leg.network) for leg in two.legs} == {str(leg.network) for leg in one.legs}
+    back = reordered("ring", names[::-1])
+    assert {frozenset(cable.ends) for cable in back.cables} != {frozenset(cable.ends) for cable in one.cables}
+
+
+@given(st.permutations([f"t{rank + 1}" for rank in range(5)]))
+def test_on_a_switch_a_member_keeps_its_devices_and_networks(order: list[str]) -> None:
+    one, two = fabric("switched", 5), reordered("switched", order)
+    assert [leg.network for leg in two.legs] == [leg.network for leg in one.legs]
+    assert {name: list(row) for name, row in table(two).items()} == {name: list(row) for name, row in table(one).items()}
+
+
 networks = st.builds(
     lambda length, bits: IPv4Network((bits >> (32 - length) << (32 - length), length)), st.integers(8, 30), st.integers(0, 2**32 - 1)
 )
@@ -274,61 +431,5 @@ def test_no_overlap_escapes(pool: IPv4Network, management: IPv4Network, reserved
         # Refused rightly: something overlaps, or six legs have no room.
         assert pool.prefixlen > 27 or any(pool.overlaps(network) for network in [management, *reserved])
         return
+    assert not any(IPv4Address(member.address) in pool for member in members)
     assert not any(leg.network.overlaps(network) for leg in plan.legs for network in [management, *reserved])
-
-
-# What a host really has ------------------------------------------------------------------------------------------------------
-
-LEGS = _plan.member_legs(fabric("ring"), "t1")
-OWN = [{"network": f"{leg['address']}/{leg['prefix_length']}", "device": leg["netdev"]} for leg in LEGS]
-
-
-def used(network: str, device: str) -> dict[str, str]:
-    return {"network": network, "device": device}
-
-
-def test_a_free_host_and_the_applied_plan_have_no_overlap() -> None:
-    others = [used("0.0.0.0/0", "enP7s7"), used("198.51.100.1/24", "enP7s7"), used("172.17.0.1/16", "docker0")]
-    assert overlaps(LEGS, others) == []
-    routes = [used(leg["network"], leg["netdev"]) for leg in LEGS]
-    assert overlaps(LEGS, [*others, *OWN, *routes]) == []
-
-
-def test_a_moved_cable_is_settled_by_applying_the_plan() -> None:
-    swapped = [used(OWN[0]["network"], OWN[2]["device"]), used(OWN[2]["network"], OWN[0]["device"])]
-    assert overlaps(LEGS, swapped) == []
-
-
-@pytest.mark.parametrize("network", ["10.10.0.0/16", "10.0.0.0/8", "10.10.1.2/32", "10.10.2.0/30"])
-def test_a_used_network_is_named_once_with_its_device(network: str) -> None:
-    (sentence,) = overlaps(LEGS, [used(network, "docker0"), used(network, "docker0")])
-    assert sentence.startswith(f"docker0 already uses {network}, which overlaps 10.10.")
-
-
-def test_a_leg_between_other_members_does_not_count() -> None:
-    assert overlaps(LEGS, [used("10.10.5.0/24", "docker0")]) == []
-
-
-def test_split_default_routes_of_a_vpn_do_not_count() -> None:
-    assert overlaps(LEGS, [used("0.0.0.0/1", "tun0"), used("128.0.0.0/1", "tun0")]) == []
-
-
-def test_two_halves_in_one_subnet() -> None:
-    # Case C01, a host set up by an older vendor page.
-    (sentence,) = overlaps(LEGS, [used("10.77.0.1/24", "enp1s0f0np0"), used("10.77.0.101/24", "enP2p1s0f0np0")])
-    assert "share 10.77.0.0/24" in sentence
-    assert "enp1s0f0np0" in sentence
-    assert "enP2p1s0f0np0" in sentence
-    assert "10.10.0.0/30" in sentence
-    assert "10.10.1.0/30" in sentence
-
-
-@given(networks, st.sampled_from(["docker0", "enP7s7", "enp1s0f0np0", "enP2p1s0f1np1"]))
-def test_overlap_is_found_exactly_where_there_is_one(network: IPv4Network, device: str) -> None:
-    clash = any(
-        network.network_address <= IPv4Network(leg["network"]).broadcast_address
-        and IPv4Network(leg["network"]).network_address <= network.broadcast_address
-        for leg in LEGS
-    )
-    planned = device in {leg["netdev"] for leg in LEGS} and str(network) in {leg["network"] for leg in LEGS}
-    assert bool(overlaps(LEGS, [used(str(network), device)])) == (clash and not planned)

@@ -5,109 +5,118 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from ansible_collections.gb10.cluster.plugins.module_utils._roce import Gid, Hca, judge, read_hcas
+import yaml
+from ansible_collections.gb10.cluster.plugins.module_utils._roce import Gid, Hca, expand, judge, judge_selector, read_hcas
 from hypothesis import given
 from hypothesis import strategies as st
 
-LINK_LOCAL = "fe80:0000:0000:0000:4ab0:2dff:fe11:2233"
-EMPTY = "0000:0000:0000:0000:0000:0000:0000:0000"
-V1, V2 = "IB/RoCE v1", "RoCE v2"
+from tests.fixtures.sysfs import write_tree
+
+TABLES = yaml.safe_load((Path(__file__).parents[2] / "fixtures/gid_tables.yml").read_text())
+FOUR = ["rocep1s0f0", "roceP2p1s0f0", "rocep1s0f1", "roceP2p1s0f1"]
 
 
-def mapped(address: str) -> str:
-    a, b, c, d = (int(part) for part in address.split("."))
-    return f"0000:0000:0000:0000:0000:ffff:{a:02x}{b:02x}:{c:02x}{d:02x}"
+def verdict(root: Path, case: dict[str, Any], **more: Any) -> dict[str, Any]:
+    netdevs = dict(title.split() for title in case["hcas"])
+    planned = {name: (netdevs.get(name, "none"), address) for name, address in case["planned"].items()}
+    return judge(read_hcas(write_tree(root, case["hcas"])), planned, **more)
 
 
-def tree(
-    root: Path, table: dict[int, tuple[str, str, str]], hca: str = "rocep1s0f0", netdev: str = "enp1s0f0np0", state: str = "4: ACTIVE"
-) -> str:
-    port = root / "class/infiniband" / hca / "ports/1"
-    for folder in ("gids", "gid_attrs/types", "gid_attrs/ndevs"):
-        (port / folder).mkdir(parents=True)
-    (root / "class/infiniband" / hca / "device/net" / netdev).mkdir(parents=True)
-    (root / "class/net" / netdev).mkdir(parents=True)
-    (root / "class/net" / netdev / "mtu").write_text("9000\n")
-    (port / "state").write_text(state + "\n")
-    (port / "rate").write_text("200 Gb/sec (4X HDR)\n")
-    for slot in range(12):
-        gid, kind, device = table.get(slot, (EMPTY, "", ""))
-        (port / "gids" / str(slot)).write_text(gid + "\n")
-        if kind:  # the kernel answers EINVAL for an unused slot: no such file says the same to the reader
-            (port / "gid_attrs/types" / str(slot)).write_text(kind + "\n")
-            (port / "gid_attrs/ndevs" / str(slot)).write_text(device + "\n")
-    return str(root)
+@pytest.mark.parametrize("case", TABLES, ids=lambda case: case["name"])
+def test_every_reported_table_gets_its_verdict(tmp_path: Path, case: dict[str, Any]) -> None:
+    result = verdict(tmp_path, case)
+    assert [row["gid_index"] for row in result["hcas"]] == case["indexes"]
+    assert [row["verdict"] for row in result["hcas"]] == case["verdicts"]
+    assert result["gid_index"] == case["common"]
+    assert case.get("reason", "") in result["gid_reason"]
+    assert len(result["problems"]) == len(case.get("problems", []))
+    for problem, words in zip(result["problems"], case.get("problems", []), strict=True):
+        assert words in problem
+    if "holes" in case:
+        assert result["hcas"][0]["holes"] == case["holes"]
 
 
-BASE = {0: (LINK_LOCAL, V1, "enp1s0f0np0"), 1: (LINK_LOCAL, V2, "enp1s0f0np0")}
+@pytest.mark.parametrize("case", [case for case in TABLES if "pinned" in case], ids=lambda case: case["name"])
+def test_a_pinned_index_is_held_against_every_table(tmp_path: Path, case: dict[str, Any]) -> None:
+    """Cases C08 and C09: no number for all hosts; the sentence shows the table."""
+    result = verdict(tmp_path, case, pinned=case["pinned"]["index"])
+    (problem,) = result["problems"]
+    assert [words for words in case["pinned"]["words"] if words not in problem] == []
+    assert result["hcas"][0]["verdict"] == "pinned"
+    right = verdict(tmp_path / "again", case, pinned=case["common"])
+    assert right["problems"] == []
+
+
+def test_an_absent_hca_is_named_with_what_there_is(tmp_path: Path) -> None:
+    # Case C11: no number instead.
+    root = write_tree(tmp_path, {"rocep1s0f1 enp1s0f1np1": {"gids": ["1 v2 ll", "5 v2 10.77.1.1"]}})
+    result = judge(read_hcas(root), {"rocep1s0f9": ("enp1s0f9np9", "10.77.1.1")})
+    (problem,) = result["problems"]
+    assert problem.startswith("HCA rocep1s0f9 does not exist")
+    assert problem.endswith("active with an address is rocep1s0f1 (10.77.1.1 at 5)")
+    assert (result["gid_index"], result["hcas"]) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("selector", "meant"),
+    [
+        ("rocep1s0f0,roceP2p1s0f0", ["rocep1s0f0", "roceP2p1s0f0"]),
+        ("=rocep1s0f0,roceP2p1s0f0", ["rocep1s0f0", "roceP2p1s0f0"]),
+        ("roce", FOUR),
+        ("=roce", []),
+        ("rocep1", ["rocep1s0f0", "rocep1s0f1"]),
+        ("^rocep1s0f1,roceP2p1s0f1", ["rocep1s0f0", "roceP2p1s0f0"]),
+        ("^=rocep1s0f1", ["rocep1s0f0", "roceP2p1s0f0", "roceP2p1s0f1"]),
+        ("rocep1s0f0:1", ["rocep1s0f0"]),
+        ("rocep1s0f0:2", []),
+        ("mlx5", []),
+        ("^mlx5", FOUR),
+    ],
+)
+def test_a_selector_is_read_as_nccl_does(selector: str, meant: list[str]) -> None:
+    # Case C10.
+    assert expand(selector, FOUR) == meant
+
+
+def test_every_hca_of_a_selector_is_looked_at(tmp_path: Path) -> None:
+    # Case C10: of four devices only cage 0 is active; the two ports that are down are told, not silently used.
+    up = {"gids": ["0 v1 ll", "1 v2 ll", "2 v1 10.77.1.1", "3 v2 10.77.1.1"]}
+    down = {"state": "1: DOWN", "gids": ["0 v1 ll", "1 v2 ll"]}
+    tree = {"rocep1s0f0 a": up, "roceP2p1s0f0 b": up, "rocep1s0f1 c": down, "roceP2p1s0f1 d": down}
+    hcas = read_hcas(write_tree(tmp_path, tree))
+    assert judge_selector(hcas, "=rocep1s0f0,roceP2p1s0f0")["gid_index"] == 3
+    result = judge_selector(hcas, "roce")
+    assert sorted(problem[:17] for problem in result["problems"]) == ["HCA roceP2p1s0f1 "[:17], "HCA rocep1s0f1 is"[:17]]
+    assert (result["gid_index"], len(result["hcas"])) == (None, 4)
+    (problem,) = judge_selector(hcas, "mlx5")["problems"]
+    assert problem.startswith("NCCL_IB_HCA 'mlx5' means no HCA of this host (roceP2p1s0f0, roceP2p1s0f1, rocep1s0f0, rocep1s0f1)")
+
+
+def test_two_addresses_of_one_hca_are_not_chosen_between(tmp_path: Path) -> None:
+    tree = {"rocep1s0f0 a": {"gids": ["1 v2 ll", "3 v2 10.77.1.1", "5 v2 192.0.2.1"]}}
+    (problem,) = judge_selector(read_hcas(write_tree(tmp_path, tree)), "roce")["problems"]
+    assert problem == "HCA rocep1s0f0 carries 10.77.1.1, 192.0.2.1: leave one address on a"
+
+
 IP = "10.77.1.1"
-IP_V1, IP_V2 = (mapped(IP), V1, "enp1s0f0np0"), (mapped(IP), V2, "enp1s0f0np0")
+ENTRIES = [
+    ("IB/RoCE v1", "fe80::1"),
+    ("RoCE v2", "fe80::1"),
+    ("IB/RoCE v1", f"::ffff:{IP}"),
+    ("RoCE v2", f"::ffff:{IP}"),
+    ("RoCE v2", "::ffff:192.0.2.1"),
+]
 
 
-@pytest.mark.parametrize(
-    ("table", "index"),
-    [
-        (BASE | {2: IP_V1, 3: IP_V2}, 3),
-        (BASE | {2: IP_V1, 4: IP_V2}, 4),  # slot 3 still referenced by a living QP
-        (BASE | {2: (mapped("10.9.9.9"), V1, "enp1s0f0np0"), 3: (mapped("10.9.9.9"), V2, "enp1s0f0np0"), 4: IP_V1, 5: IP_V2}, 5),
-        ({0: (LINK_LOCAL, V2, "enp1s0f0np0"), 1: IP_V2}, 1),  # soft-RoCE
-        (BASE | {3: (mapped(IP), V2, "enp1s0f0np0.7"), 5: IP_V2}, 5),  # a VLAN's entry is another netdev's
-    ],
-)
-def test_the_index_is_that_of_type_address_and_netdev(tmp_path: Path, table: dict[int, tuple[str, str, str]], index: int) -> None:
-    verdict = judge(read_hcas(tree(tmp_path, table)), {"rocep1s0f0": ("enp1s0f0np0", IP)})
-    assert verdict["problems"] == []
-    assert verdict["hcas"][0]["gid_index"] == verdict["gid_index"] == index
-
-
-def test_a_soft_roce_device_names_its_netdev_itself_and_has_no_wire(tmp_path: Path) -> None:
-    root = Path(tree(tmp_path, {0: (LINK_LOCAL, V2, "enp1s0f0np0"), 1: IP_V2}))
-    device = root / "class/infiniband/rocep1s0f0"
-    (device / "device/net/enp1s0f0np0").rmdir()
-    (device / "device/net").rmdir()
-    (device / "device").rmdir()
-    (device / "parent").write_text("enp1s0f0np0\n")
-    (device / "ports/1/rate").write_text("2.5 Gb/sec (1X SDR)\n")
-    verdict = judge(read_hcas(str(root)), {"rocep1s0f0": ("enp1s0f0np0", IP)})
-    assert (verdict["problems"], verdict["gid_index"]) == ([], 1)
-
-
-@pytest.mark.parametrize(
-    ("table", "state", "words"),
-    [
-        (BASE, "4: ACTIVE", "IPv6 entries only"),
-        (BASE | {2: IP_V1}, "4: ACTIVE", "only RoCE v1 carries it"),
-        ({}, "4: ACTIVE", "its table is empty"),
-        (BASE | {3: (mapped("10.9.9.9"), V2, "enp1s0f0np0")}, "4: ACTIVE", "its table has 10.9.9.9"),
-        (BASE | {3: (mapped(IP), V2, "enp1s0f0np0.7")}, "4: ACTIVE", "its netdev there is enp1s0f0np0.7"),
-        (BASE | {2: IP_V1, 3: IP_V2}, "1: DOWN", "is 1: DOWN instead of 4: ACTIVE"),
-    ],
-)
-def test_each_kind_of_useless_table_is_told_apart(tmp_path: Path, table: dict[int, tuple[str, str, str]], state: str, words: str) -> None:
-    verdict = judge(read_hcas(tree(tmp_path, table, state=state)), {"rocep1s0f0": ("enp1s0f0np0", IP)})
-    assert len(verdict["problems"]) == 1 and words in verdict["problems"][0]
-    assert verdict["gid_index"] is None or state != "4: ACTIVE"
-
-
-def test_an_absent_hca_is_named(tmp_path: Path) -> None:
-    verdict = judge(read_hcas(str(tmp_path)), {"rocep1s0f1": ("enp1s0f1np1", IP)})
-    assert "rocep1s0f1 does not exist" in verdict["problems"][0]
-    assert verdict["gid_index"] is None
-
-
-def test_no_common_index_when_hcas_differ(tmp_path: Path) -> None:
-    tree(tmp_path, BASE | {2: IP_V1, 3: IP_V2})
-    other = {0: (LINK_LOCAL, V2, "enp1s0f1np1"), 4: (mapped("10.77.2.1"), V2, "enp1s0f1np1")}
-    tree(tmp_path, other, "rocep1s0f1", "enp1s0f1np1")
-    verdict = judge(read_hcas(str(tmp_path)), {"rocep1s0f0": ("enp1s0f0np0", IP), "rocep1s0f1": ("enp1s0f1np1", "10.77.2.1")})
-    assert [row["gid_index"] for row in verdict["hcas"]] == [3, 4]
-    assert verdict["gid_index"] is None and verdict["problems"] == []
-
-
-@given(st.permutations([(LINK_LOCAL, V1), (LINK_LOCAL, V2), (mapped(IP), V1), (mapped(IP), V2), (mapped("10.1.1.1"), V2)]))
-def test_any_order_gives_the_entry_itself(order: list[tuple[str, str]]) -> None:
-    gids = tuple(Gid(index, kind, gid, "n") for index, (gid, kind) in enumerate(order))
-    index = Hca("h", "n", "4: ACTIVE", 200, 9000, gids).index_of(IP)
-    assert index is not None and order[index] == (mapped(IP), V2)
+@given(st.permutations(ENTRIES), st.lists(st.booleans(), min_size=10, max_size=10))
+def test_any_order_with_any_holes_gives_the_entry_itself(order: list[tuple[str, str]], holes: list[bool]) -> None:
+    slots = [slot for slot, hole in enumerate(holes) if not hole][: len(order)]
+    gids = tuple(Gid(slot, kind, gid, "n") for slot, (kind, gid) in zip(slots, order, strict=False))
+    hca = Hca("h", "n", "4: ACTIVE", 200, 9000, gids)
+    index = hca.index_of(IP)
+    assert [(gid.type, gid.gid) for gid in gids if gid.index == index] == ([("RoCE v2", f"::ffff:{IP}")] if index is not None else [])
+    assert (index is None) == (("RoCE v2", f"::ffff:{IP}") not in order[: len(gids)])
+    assert set(hca.holes) | {gid.index for gid in gids} == set(range(max((gid.index for gid in gids), default=-1) + 1))
