@@ -1,15 +1,22 @@
 # Copyright: gb10.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who listens on a TCP port, from procfs."""
+"""Who holds what others may want: a TCP port (from procfs), and an address on a segment (by ARP)."""
 
 from __future__ import annotations
 
 import os
+import socket
+import struct
+import time
+from collections.abc import Collection
 from pathlib import Path
 
 from . import _host
 
 LISTEN = "0A"
+ETHERTYPE_ARP, ARP_REQUEST, ARP_REPLY = 0x0806, 1, 2
+ARP = struct.Struct("!HHBBH6s4s6s4s")
+"""RFC 826 for Ethernet and IPv4: hardware, protocol, their lengths, operation, sender's and target's MAC and address."""
 
 
 def listening(proc_net_tcp: str) -> dict[int, str]:
@@ -43,3 +50,30 @@ def _holders(proc: Path, inodes: set[str]) -> dict[str, str]:
             if link.startswith("socket:[") and link[8:-1] in inodes:
                 found[link[8:-1]] = f"{_host.read(proc / pid / 'comm')} (pid {pid})"
     return found
+
+
+def holder(netdev: str, address: str, own: Collection[str], wait_s: float = 0.5) -> str:
+    """The MAC address that answers for an IPv4 address on a device's segment, other than our own ones; empty when none does.
+
+    The probe of RFC 5227: nobody's cache learns from it, since its sender's address is none. A cable is seen by both halves of a cage,
+    so this member's own devices may answer too.
+    """
+    broadcast, wanted = b"\xff" * 6, socket.inet_aton(address)
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETHERTYPE_ARP)) as wire:
+        wire.bind((netdev, ETHERTYPE_ARP))
+        mac = wire.getsockname()[4]
+        probe = ARP.pack(1, 0x0800, 6, 4, ARP_REQUEST, mac, b"\0" * 4, b"\0" * 6, wanted)
+        wire.send(broadcast + mac + struct.pack("!H", ETHERTYPE_ARP) + probe)
+        deadline = time.monotonic() + wait_s
+        while (left := deadline - time.monotonic()) > 0:
+            wire.settimeout(left)
+            try:
+                frame = wire.recv(128)[14:]
+            except TimeoutError:
+                break
+            if len(frame) >= ARP.size:
+                operation, sender, holds = (ARP.unpack_from(frame)[field] for field in (4, 5, 6))
+                other = sender.hex(":")
+                if operation == ARP_REPLY and holds == wanted and other not in own:
+                    return other
+    return ""

@@ -29,6 +29,7 @@ def read_member(group: str, legs: Sequence[Mapping[str, Any]], mtu: int, procfs_
         "legs": len(legs),
         "mem_free_mib": int(meminfo.get("MemFree", "0 kB").split()[0]) // 1024,
         "mem_total_mib": int(meminfo.get("MemTotal", "0 kB").split()[0]) // 1024,
+        "guard": _units.read_guard_record(group),
         "swaps": _settings.active_swaps(_host.read(f"{procfs_root}/swaps") or ""),
     }
 
@@ -55,6 +56,10 @@ def screen(plan: Mapping[str, Any], members: Mapping[str, Mapping[str, Any] | No
             f"{start}  {member['phase']}{detail}, {member['legs'] - _bad_legs(member)}/{member['legs']} legs, {memory}{_next_command(member)}"
         )
         lines += [f"{'':<{width}}  {problem} -> {PLAYBOOK}site --tags fabric" for problem in member["leg_problems"]]
+        if member["guard"]:
+            lines.append(
+                f"{'':<{width}}  memory guard: {member['guard']['action']}, {member['guard']['reason']} -> free memory, then {PLAYBOOK}start"
+            )
         if member["swaps"]:
             lines.append(f"{'':<{width}}  swap is on ({', '.join(member['swaps'])}) -> {PLAYBOOK}site --tags fabric")
     failure = head.get("failure") or next((m["failure"] for m in members.values() if m and m["failure"]), None)

@@ -21,6 +21,28 @@ START_LIMIT_S, START_LIMIT = 1800, 5
 RESTART_S = 5
 LOG_IDENTIFIER = "gb10-rank"
 """Of the rank's own lines in the journal; the engine's client adds others to the unit."""
+HARDENED = """\
+UMask=0077
+CapabilityBoundingSet=
+NoNewPrivileges=yes
+ProtectSystem=strict
+ProtectHome=yes
+PrivateTmp=yes
+PrivateDevices=yes
+ProtectClock=yes
+ProtectControlGroups=yes
+ProtectHostname=yes
+ProtectKernelLogs=yes
+ProtectKernelModules=yes
+LockPersonality=yes
+MemoryDenyWriteExecute=yes
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+"""
+"""For the units beside the rank. They read procfs and sysfs; the guard writes one file there and signals a process of its own user."""
 STOP_MARGIN_S = 30
 """Time beyond the container's own stop time in which the rank tells the others and removes the container."""
 
@@ -35,15 +57,25 @@ def rank_unit(group: str) -> str:
     return f"gb10-rank@{group}.service"
 
 
+def companion_units(group: str) -> list[str]:
+    """The units beside the rank: the memory guard and the exporter."""
+    return [f"gb10-guard@{group}.service", f"gb10-exporter@{group}.service"]
+
+
+def failures_file(group: str) -> str:
+    """Where the head keeps count of the group's failures; without it, the next start waits for nothing."""
+    return f"/var/lib/gb10/recovery/{group}.json"
+
+
 def unit_files(engine: str, stop_s: float) -> list[ManagedFile]:
-    """The two template units. `engine` is docker or podman, whose path is the member's own business."""
+    """The template units. `engine` is docker or podman, whose path is the member's own business."""
     program = shutil.which(engine) or f"/usr/bin/{engine}"
     after = "network-online.target" + (" docker.service" if engine == "docker" else "")
     target = """\
 # Written by gb10.cluster (role service).
 [Unit]
 Description=Inference group %i
-Wants=gb10-rank@%i.service
+Wants=gb10-rank@%i.service gb10-guard@%i.service gb10-exporter@%i.service
 
 [Install]
 WantedBy=multi-user.target
@@ -65,16 +97,54 @@ ExecStart=/usr/bin/python3 {NODE_PACKAGE} rank %i
 ExecStopPost=-{program} rm --force gb10-%i
 Restart=on-failure
 RestartSec={RESTART_S}
-RestartPreventExitStatus=78
+RestartPreventExitStatus=69 78
 KillMode=mixed
 TimeoutStopSec={int(stop_s) + STOP_MARGIN_S}
 RuntimeDirectory=gb10/%i
 RuntimeDirectoryMode=0700
 RuntimeDirectoryPreserve=yes
 """
+    guard = f"""\
+# Written by gb10.cluster (role service).
+[Unit]
+Description=Memory guard of the inference group %i
+PartOf=gb10@%i.target
+
+[Service]
+SyslogIdentifier=gb10-guard
+ExecStart=/usr/bin/python3 {NODE_PACKAGE} guard %i
+Restart=always
+RestartSec={RESTART_S}
+RestartPreventExitStatus=78
+OOMScoreAdjust=-900
+LimitMEMLOCK=infinity
+RuntimeDirectory=gb10/%i
+RuntimeDirectoryMode=0700
+RuntimeDirectoryPreserve=yes
+PrivateNetwork=yes
+RestrictAddressFamilies=none
+{HARDENED}"""
+    exporter = f"""\
+# Written by gb10.cluster (role service).
+[Unit]
+Description=Prometheus exporter of the inference group %i
+After=network-online.target
+PartOf=gb10@%i.target
+
+[Service]
+SyslogIdentifier=gb10-exporter
+ExecStart=/usr/bin/python3 {NODE_PACKAGE} exporter %i
+Restart=always
+RestartSec={RESTART_S}
+RestartPreventExitStatus=78
+ProtectKernelTunables=yes
+RestrictAddressFamilies=AF_INET
+{HARDENED}"""
     return [
         ManagedFile("/etc/systemd/system/gb10@.target", target.encode()),
         ManagedFile("/etc/systemd/system/gb10-rank@.service", rank.encode()),
+        ManagedFile("/etc/systemd/system/gb10-guard@.service", guard.encode()),
+        ManagedFile("/etc/systemd/system/gb10-exporter@.service", exporter.encode()),
     ]
 
 
@@ -136,6 +206,15 @@ def read_rank_state(group: str, run_root: str = "/run/gb10") -> RankState:
         config_hash=state.get("config_hash", ""),
         failure=state.get("failure"),
     )
+
+
+def read_guard_record(group: str, run_root: str = "/run/gb10") -> dict[str, Any] | None:
+    """What the memory guard did to the group since it was started: {at, action, reason, low_water_mib}, or None."""
+    try:
+        record = json.loads(_host.read(Path(run_root) / group / "guard.json") or "null")
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def needs_restart(state: RankState, rank_json: bytes) -> bool:

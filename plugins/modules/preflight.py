@@ -17,7 +17,8 @@ extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attribu
 options:
   concern:
     description:
-      - V(fabric) looks for the devices of the legs, for netplan, and for networks of this member that overlap a leg.
+      - V(fabric) looks for the devices of the legs, for netplan, for networks of this member that overlap a leg, for the
+        management interface, and for a kernel, driver and firmware that are known to work together.
       - V(service) looks for the ports that the rank will need, unless the rank runs.
     type: str
     choices: [fabric, service]
@@ -27,6 +28,16 @@ options:
     type: list
     elements: dict
     default: []
+  management:
+    description: The member's place on the management plane (C(members.NAME.management)), for O(concern=fabric).
+    type: dict
+  unknown_platform:
+    description:
+      - What to do about a kernel, driver or firmware that no public report calls good, for O(concern=fabric).
+      - One that is known to be broken is refused in any case.
+    type: str
+    choices: [accept, warn, refuse]
+    default: warn
   config:
     description: The rank's configuration from the plan (C(members.NAME.rank_config)), for O(concern=service).
     type: dict
@@ -34,6 +45,10 @@ options:
     description: Where procfs is mounted.
     type: path
     default: /proc
+  sysfs_root:
+    description: Where the RDMA devices are read.
+    type: path
+    default: /sys
 """
 
 EXAMPLES = r"""
@@ -49,27 +64,47 @@ problems:
   returned: always
   type: list
   elements: str
+platform:
+  description: Kernel, driver, firmware by HCA, and what else is known of the platform.
+  returned: for O(concern=fabric)
+  type: dict
 """
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import _host, _netplan, _sockets, _topology, _units
+from ..module_utils import _host, _netplan, _networks, _platform, _sockets, _units
+from ..module_utils._findings import REFUSE, Finding
 
 
-def fabric_problems(legs: list[dict[str, Any]]) -> list[str]:
+def fabric_findings(legs: list[dict[str, Any]], management: Mapping[str, str] | None) -> list[Finding]:
     """What stands against the planned legs."""
-    problems = []
+    findings = []
     if not shutil.which("netplan"):
-        problems.append("netplan is not installed: apt-get install netplan.io")
-    devices = _netplan.parse_addresses(_host.run(["ip", "-json", "address"]).out)
+        findings.append(Finding(REFUSE, "no-netplan", "netplan is not installed: apt-get install netplan.io"))
+    addresses, routes, rules = (
+        _host.run(["ip", "-json", *words]).out for words in (["address"], ["-4", "route", "show", "table", "all"], ["-4", "rule"])
+    )
+    devices = _netplan.parse_addresses(addresses)
     if missing := [leg["netdev"] for leg in legs if leg["netdev"] not in devices]:
-        problems.append(f"{', '.join(missing)} does not exist: check the ConnectX driver and /etc/nvidia/cx7-hotplug-enabled")
-    routes = _host.run(["ip", "-json", "-4", "route", "show", "table", "all"]).out
-    return problems + _topology.overlaps(legs, _netplan.used_networks(devices, routes))
+        cure = "check the ConnectX driver and /etc/nvidia/cx7-hotplug-enabled"
+        findings.append(Finding(REFUSE, "no-leg-device", f"{', '.join(missing)} does not exist: {cure}"))
+    if management:
+        wireless = [management["interface"]] if _host.names(f"/sys/class/net/{management['interface']}/phy80211") else []
+        findings += _networks.judge_management(management, addresses, wireless)
+    return findings + _networks.judge_networks(legs, addresses, routes, rules)
+
+
+def platform_findings(facts: Mapping[str, Any], unknown: str) -> list[Finding]:
+    """What is known of this platform, with what is merely unknown as severe as the user wants it."""
+    findings = _platform.judge_platform(facts)
+    if unknown == "accept":
+        return [finding for finding in findings if finding.severity == REFUSE]
+    return [replace(finding, severity=REFUSE) for finding in findings] if unknown == "refuse" else findings
 
 
 def service_problems(config: Mapping[str, Any], procfs_root: str) -> list[str]:
@@ -91,19 +126,28 @@ def main() -> None:
         argument_spec={
             "concern": {"type": "str", "choices": ["fabric", "service"], "required": True},
             "legs": {"type": "list", "elements": "dict", "default": []},
+            "management": {"type": "dict"},
+            "unknown_platform": {"type": "str", "choices": ["accept", "warn", "refuse"], "default": "warn"},
             "config": {"type": "dict"},
             "procfs_root": {"type": "path", "default": "/proc"},
+            "sysfs_root": {"type": "path", "default": "/sys"},
         },
         required_if=[("concern", "service", ("config",))],
         supports_check_mode=True,
     )
-    if module.params["concern"] == "fabric":
-        problems = fabric_problems(module.params["legs"])
+    parameters, more = module.params, {}
+    if parameters["concern"] == "fabric":
+        facts = _platform.read_platform(parameters["procfs_root"], parameters["sysfs_root"])
+        findings = fabric_findings(parameters["legs"], parameters["management"]) + platform_findings(facts, parameters["unknown_platform"])
+        problems, more = [finding.sentence for finding in findings if finding.severity == REFUSE], {"platform": facts}
+        for finding in findings:
+            if finding.severity != REFUSE:
+                module.warn(finding.sentence)
     else:
-        problems = service_problems(module.params["config"], module.params["procfs_root"])
+        problems = service_problems(parameters["config"], parameters["procfs_root"])
     if problems:
-        module.fail_json(msg="; ".join(problems), problems=problems)
-    module.exit_json(changed=False, problems=[])
+        module.fail_json(msg="; ".join(problems), problems=problems, **more)
+    module.exit_json(changed=False, problems=[], **more)
 
 
 if __name__ == "__main__":

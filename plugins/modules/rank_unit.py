@@ -16,6 +16,7 @@ description:
     failed half-way is repaired by the next one.
   - The rank runs the image by its id. Ranks with another image, plan or node services than the head's do not start.
   - The ranks of all members find one another and start together, the workers first and the head last. See M(gb10.cluster.group_wait).
+  - A group that keeps failing waits longer before each start and then stays down. To start or restart it by this module ends that.
 author: [gb10.cluster contributors (@gb10-cluster)]
 extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attributes.STATEFUL]
 options:
@@ -71,6 +72,7 @@ import base64
 import secrets
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -158,8 +160,9 @@ def main() -> None:
                 msg=f"group {group} runs ({running.phase}): stop it first (playbook gb10.cluster.stop) or set cluster_allow_disruption=true"
             )
         if actions and not module.check_mode:
-            _host.run(["systemctl", "disable", "--now", target, unit], timeout=SYSTEMCTL_TIMEOUT_S)
+            _host.run(["systemctl", "disable", "--now", target, unit, *_units.companion_units(group)], timeout=SYSTEMCTL_TIMEOUT_S)
             files.apply()
+            Path(_units.failures_file(group)).unlink(missing_ok=True)
             systemctl(module, "daemon-reload")
         module.exit_json(changed=bool(actions), actions=actions, started_at=started_at, diff=diff)
 
@@ -189,6 +192,9 @@ def main() -> None:
             systemctl(module, "stop", unit)
             started_at = time.time()
             _host.run(["systemctl", "reset-failed", unit])
+            # A person starts it: that closes the breaker.
+            Path(_units.failures_file(group)).unlink(missing_ok=True)
+            systemctl(module, "restart", *_units.companion_units(group))
             systemctl(module, "start", target, unit)
     module.exit_json(changed=bool(actions), actions=actions, started_at=started_at, diff=diff)
 

@@ -77,17 +77,6 @@ def test_live_legs_are_compared_with_the_plan() -> None:
     ]
 
 
-def test_used_networks_are_addresses_and_routes_but_no_default() -> None:
-    devices = _netplan.parse_addresses(addresses(lo=(65536, ["127.0.0.1/8"]), mgmt0=(1500, ["10.99.0.11/24"])))
-    routes = json.dumps(
-        [{"dst": "default", "dev": "mgmt0"}, {"dst": "10.8.0.0/16", "dev": "tun0"}, {"type": "local", "dst": "10.99.0.11", "dev": "mgmt0"}]
-    )
-    assert _netplan.used_networks(devices, routes) == [
-        {"network": "10.99.0.11/24", "device": "mgmt0"},
-        {"network": "10.8.0.0/16", "device": "tun0"},
-    ]
-
-
 def test_a_held_port_is_found_with_its_program() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -116,14 +105,6 @@ def test_managed_files_are_written_compared_and_removed(tmp_path: Path) -> None:
     (tmp_path / "etc/gb10/foreign").write_text("x")
     file_set(tmp_path).apply()
     assert [path.name for path in (tmp_path / "etc/gb10").iterdir()] == ["foreign"], "only what was written is removed"
-
-
-def test_managed_files_are_restored_byte_for_byte(tmp_path: Path) -> None:
-    file_set(tmp_path, ManagedFile("/a", b"old\n")).apply()
-    change = file_set(tmp_path, ManagedFile("/a", b"new\n"), ManagedFile("/b", b"b\n"))
-    change.apply()
-    change.restore()
-    assert (tmp_path / "a").read_bytes() == b"old\n" and not (tmp_path / "b").exists()
 
 
 def test_a_write_that_fails_leaves_the_old_bytes(tmp_path: Path) -> None:
@@ -178,7 +159,7 @@ def test_each_bad_line_of_the_screen_ends_with_a_command() -> None:
     }
     good = {
         "active": "active", "phase": "serving", "detail": "", "failure": None, "leg_problems": [], "legs": 4,
-        "mem_free_mib": 2048, "mem_total_mib": 4096, "swaps": [],
+        "mem_free_mib": 2048, "mem_total_mib": 4096, "swaps": [], "guard": None,
     }  # fmt: skip
     assert _status.screen(plan, {"t1": good, "t2": good, "t3": good})[0].startswith("group lab: serving m")
     failure = {"reason": "rank 1 on t2 exited with status 3", "culprit": "t2", "at": 1, "log": []}
@@ -188,8 +169,10 @@ def test_each_bad_line_of_the_screen_ends_with_a_command() -> None:
         "failure": failure,
         "leg_problems": ["enp1s0f0np0 has no carrier"],
         "swaps": ["/swap"],
+        "guard": {"action": "rank told to stop", "reason": "MemAvailable 900 MiB for 10 s"},
     }
     lines = _status.screen(plan, {"t1": good | {"phase": "waiting"}, "t2": bad, "t3": None})
     assert "not serving" in lines[0]
     assert all("->" in line for line in lines[2:])
+    assert any("memory guard: rank told to stop, MemAvailable 900 MiB" in line for line in lines)
     assert lines[-1] == "last failure: rank 1 on t2 exited with status 3 -> ansible-playbook gb10.cluster.logs --limit t2"
