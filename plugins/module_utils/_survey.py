@@ -9,14 +9,15 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import _host
-from ._checkpoint import Found, is_hidden
+from ._checkpoint import ORIGINAL, Found, Problem, is_hidden
+from ._safetensors import LENGTH_BYTES, FormatError, Tensor, header_length, parse_header
 
 STAMPS = Path("/var/lib/gb10/stamps")
 """One JSON file per directory, by its last name: what was hashed, and what the file looked like then."""
@@ -44,13 +45,13 @@ def survey(directory: Path, sizes: Mapping[str, int] | None, deep: bool, jobs: i
     to date; None leaves them as they are.
     """
     present = dict(_walk(directory))
-    memory = _Stamps(directory, stamps or STAMPS)
+    memory = Stamps(directory, stamps or STAMPS)
     found: dict[str, Found] = {}
     unread: list[str] = []
     for path, status in present.items():
         if not stat.S_ISREG(status.st_mode):
             found[path] = Found(status.st_size, fault="it is not a regular file; a container could not follow a link")
-        elif is_hidden(path) if sizes is None else sizes.get(path) != status.st_size:
+        elif is_hidden(path) if sizes is None else sizes.get(path.removesuffix(ORIGINAL)) != status.st_size:
             found[path] = Found(status.st_size)
         elif not deep and (known := memory.recall(path, status)):
             found[path] = Found(status.st_size, known)
@@ -59,12 +60,35 @@ def survey(directory: Path, sizes: Mapping[str, int] | None, deep: bool, jobs: i
     # The largest first, so that no thread is left alone with one at the end.
     unread.sort(key=lambda path: -present[path].st_size)
     with ThreadPoolExecutor(jobs or min(MAX_JOBS, os.cpu_count() or 1)) as pool:
-        for path, (read, status) in zip(unread, pool.map(lambda path: _read(directory / path), unread), strict=True):
+        for path, (read, status) in zip(unread, pool.map(lambda path: read_file(directory / path), unread), strict=True):
             found[path] = read
             memory.remember(path, status, read.sha256)
     if stamps:
         memory.keep(set(present))
     return Survey(found, len(unread), free_bytes(directory))
+
+
+def tensor_headers(directory: Path, paths: Iterable[str]) -> tuple[dict[str, dict[str, Tensor]], list[Problem]]:
+    """The tensors of these files, by the files' paths, and what is wrong with those that have none."""
+    headers: dict[str, dict[str, Tensor]] = {}
+    problems: list[Problem] = []
+    for path in sorted(paths):
+        try:
+            headers[path] = read_header(directory / path)
+        except FormatError as error:
+            problems.append(Problem("corrupt", path, str(error)))
+    return headers, problems
+
+
+def read_header(path: Path) -> dict[str, Tensor]:
+    """The tensors of one file. Raises FormatError."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = header_length(file.read(LENGTH_BYTES), size)
+            return parse_header(file.read(length), size)
+    except OSError as error:
+        raise FormatError(f"cannot be read ({error.strerror})") from None
 
 
 def free_bytes(directory: Path) -> int:
@@ -87,7 +111,7 @@ def _identity(status: os.stat_result) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
-def _read(path: Path) -> tuple[Found, os.stat_result | None]:
+def read_file(path: Path) -> tuple[Found, os.stat_result | None]:
     """A file's hash, and its status where that was the same before and after.
 
     What is in memory is written and dropped first, so that it is the disk's content that is hashed, and dropped again
@@ -111,7 +135,7 @@ def _read(path: Path) -> tuple[Found, os.stat_result | None]:
     return Found(size, digest.hexdigest()), after if _identity(before) == _identity(after) else None
 
 
-class _Stamps:
+class Stamps:
     """Hashes by path, each with the identity of the file that it was read from."""
 
     def __init__(self, directory: Path, folder: Path) -> None:
@@ -132,9 +156,12 @@ class _Stamps:
         if status:
             self._stamps[path] = {"identity": _identity(status), "sha256": sha256}
 
-    def keep(self, present: set[str]) -> None:
-        """Write what changed. On a full disk, or one that may not be written, the files are read again next time."""
-        files = {path: stamp for path, stamp in sorted(self._stamps.items()) if path in present}
+    def keep(self, present: set[str] | None) -> None:
+        """Write what changed, of the files that are present (None: of all).
+
+        On a full disk, or one that may not be written, the files are read again next time.
+        """
+        files = {path: stamp for path, stamp in sorted(self._stamps.items()) if present is None or path in present}
         content = (json.dumps({"directory": self._directory, "files": files}, indent=1) + "\n").encode()
         if files and _host.read_bytes(self._file) != content:
             with suppress(OSError):

@@ -5,13 +5,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os.path
+from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible_collections.gb10.cluster.plugins.module_utils import _checkpoint
 from ansible_collections.gb10.cluster.plugins.module_utils._checkpoint import File, Found
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 SHA = "0" * 64
@@ -134,3 +136,63 @@ def test_the_disk_needs_room_only_for_what_is_not_there() -> None:
     assert _checkpoint.shortage("/models", 185 * gib, 147 * gib) == (
         "/models has 147.0 GiB of disk space left and needs 185.0 GiB more: free 38.0 GiB there"
     )
+
+
+@given(trees.filter(bool), st.data())
+def test_what_was_not_known_is_learned_and_what_was_known_must_hold(tree: dict[str, bytes], data: st.DataObject) -> None:
+    """A manifest with gaps, held against the checkpoint itself, becomes the manifest of the checkpoint."""
+    plain = {path: content for path, content in tree.items() if not _checkpoint.is_hidden(path)}
+    assume(plain)
+    gaps = _checkpoint.manifest_of(wanted(plain))
+    for entry in gaps["files"]:
+        for key in data.draw(st.sets(st.sampled_from(["size", "sha256"]))):
+            entry[key] = None
+    listed = data.draw(st.sets(st.sampled_from(sorted(plain)), min_size=1))
+    partial = {"version": 1, "complete": False, "files": [entry for entry in gaps["files"] if entry["path"] in listed]}
+    for given_manifest in (gaps, partial):
+        known = _checkpoint.parse_known(given_manifest)
+        assert _checkpoint.learn(known, found(plain)) == (wanted(plain), [])
+    path = min(listed)
+    changed = {**plain, path: plain[path] + b"x"}
+    _files, problems = _checkpoint.learn(_checkpoint.parse_known(partial), found(changed))
+    contradicted = next(entry for entry in partial["files"] if entry["path"] == path)
+    expected = [path] if contradicted["size"] is not None or contradicted["sha256"] is not None else []
+    assert [problem.path for problem in problems] == expected
+    del changed[path]
+    assert [str(problem) for problem in _checkpoint.learn(known, found(changed))[1]] == [f"{path} is missing"]
+
+
+@pytest.mark.parametrize("gap", [{"size": None}, {"sha256": None}])
+def test_a_manifest_with_gaps_cannot_be_copied_by(gap: dict[str, None]) -> None:
+    with pytest.raises(_checkpoint.ManifestError, match=r"config\.json: fetch the checkpoint once"):
+        _checkpoint.parse_manifest(manifest(**gap))
+    with pytest.raises(_checkpoint.ManifestError, match="not complete: fetch"):
+        _checkpoint.parse_manifest({**manifest(), "complete": False})
+
+
+def test_an_edited_file_is_right_while_its_original_is_kept() -> None:
+    """So a verification after the head padding is no alarm, and a copy does not undo the padding."""
+    files = wanted({"config.json": b"old"})
+    original = f"config.json{_checkpoint.ORIGINAL}"
+    assert _checkpoint.compare(files, found({"config.json": b"padded", original: b"old"})) == []
+    assert _checkpoint.compare(files, found({"config.json": b"old", original: b"older"})) == []
+    for have, kind in ({"config.json": b"padded", original: b"oldest"}, "corrupt"), ({original: b"old"}, "missing"):
+        assert [problem.kind for problem in _checkpoint.compare(files, found(have))] == [kind]
+    stray = found({"config.json": b"old", f"other{_checkpoint.ORIGINAL}": b""})
+    assert [problem.path for problem in _checkpoint.compare(files, stray)] == [f"other{_checkpoint.ORIGINAL}"]
+    gaps = _checkpoint.parse_known(manifest(size=3, sha256=None))
+    assert _checkpoint.learn(gaps, found({"config.json": b"padded", original: b"old"})) == (files, [])
+
+
+def test_the_shipped_manifests_say_what_is_published() -> None:
+    """54 files of 460 GB (LLMKube), 39 shards (MiaAI-Lab); the tables' shards are the same in both."""
+    folder = Path(__file__).resolve().parents[3] / "profiles/manifests"
+    known = {path.stem: _checkpoint.parse_known(json.loads(path.read_text())) for path in folder.glob("*.json")}
+    three, two, tables = (known[f"deepseek-v4.1-flash-{name}"] for name in ("exl3-3.5bpw", "exl3-2.9bpw", "engram"))
+    assert len(three.files) == 54
+    assert round(sum(size or 0 for size, _sha256 in three.files.values()) / 1e9) == 460
+    assert sum(path.endswith(".safetensors") for path in two.files) == 39
+    assert not two.complete
+    shards = {path: facts for path, facts in tables.files.items() if None not in facts}
+    assert len(shards) == 2
+    assert all(three.files[path] == facts for path, facts in shards.items())

@@ -42,7 +42,7 @@ class Source:
             (root / "source" / path).write_bytes(content)
         # Outside of its unit, the daemon of root would read as nobody.
         user = f"uid = {os.getuid()}\n" if os.getuid() == 0 else ""
-        (root / "conf").write_text(user + _replica.config("tiny", str(root / "source"), self.port, ["127.0.0.1"]))
+        (root / "conf").write_text(user + _replica.config("tiny", str(root / "source"), self.port, ["127.0.0.1"], root / "offers"))
         self.daemon = subprocess.Popen(
             ["rsync", "--daemon", "--no-detach", f"--config={root / 'conf'}", "--address=127.0.0.1", "--log-file=/dev/null"]
         )

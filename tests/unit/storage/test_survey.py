@@ -131,3 +131,9 @@ def test_a_directory_that_does_not_exist_is_empty_and_on_a_disk(tmp_path: Path) 
     assert (seen.found, seen.hashed) == ({}, 0)
     assert seen.free > 0
     assert not (tmp_path / "stamps").exists()
+
+
+def test_the_kept_original_of_an_edited_file_is_read(checkpoint: Checkpoint) -> None:
+    checkpoint.write("config.json.orig-hf", FILES["config.json"])
+    checkpoint.write("config.json", b"{ edited }")
+    assert checkpoint.look().found["config.json.orig-hf"] == hashes(FILES)["config.json"]
