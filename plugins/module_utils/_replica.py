@@ -15,9 +15,12 @@ from ._host import Result
 
 PORT = 8730
 """Beside rsync's own 873, which an administrator's daemon may hold."""
-LIFETIME_S = 4 * 3600
-"""When a source ends by itself because nobody ended it: 400 GB take one hour at 1 Gbit/s."""
+LIFETIME_S = 24 * 3600
+"""When a source ends by itself because nobody ended it: 460 GB from a hub take ten hours at 100 Mbit/s."""
 CONFIG_FOLDER = Path("/run/gb10")
+OFFERS = Path("/run/gb10/offers")
+OFFER = "+offer"
+"""Ends the name of the module with a source's offer; no source's own name can end so."""
 
 _CONNECT_TIMEOUT_S = 10
 _SILENCE_TIMEOUT_S = 120
@@ -37,8 +40,8 @@ def config_path(name: str) -> Path:
     return CONFIG_FOLDER / f"weights-{name}.conf"
 
 
-def config(name: str, directory: str, port: int, peers: Iterable[str]) -> str:
-    """The configuration of a daemon that serves one directory to these addresses. No name look-ups: legs have no DNS."""
+def config(name: str, directory: str, port: int, peers: Iterable[str], offers: Path) -> str:
+    """The configuration of a daemon that serves one directory, and the folder with the offer of it, to these addresses. No name look-ups: legs have no DNS."""
     lines = [
         "# Written by gb10.cluster; it goes when the copies are made.",
         f"port = {port}",
@@ -51,7 +54,13 @@ def config(name: str, directory: str, port: int, peers: Iterable[str]) -> str:
         "list = no",
         f"hosts allow = {' '.join(sorted(peers))}",
     ]
-    return "\n".join(lines) + "\n"
+    offer = [f"[{name}{OFFER}]", f"path = {offers}", *lines[-3:]]
+    return "\n".join(lines + offer) + "\n"
+
+
+def offer_folder(name: str) -> Path:
+    """Where a member says which files of a source it has; see `_relay`."""
+    return OFFERS / name
 
 
 def unit(name: str, address: str) -> str:
@@ -92,15 +101,17 @@ def url(name: str, address: str, port: int) -> str:
     return f"rsync://{address}:{port}/{name}/"
 
 
-def pull_argv(source: str, list_file: str, directory: str) -> list[str]:
+def pull_argv(source: str, list_file: str, directory: str, sparse: bool = False) -> list[str]:
     """Copies the files whose paths the list holds, each ended by a zero byte, whatever their sizes and times say.
 
-    In place: a copy that is cut goes on where it ended, and a file with one wrong byte is healed by its one block. So a
-    file may have its name before it has its content; only its hash says that it is whole.
+    In place: a file that is not there goes whole, a copy that is cut goes on where it ended, and a file with one wrong byte
+    is healed by its one block. So a file may have its name before it has its content; only its hash says that it is whole.
+    With `sparse`, zeros become holes; rsync then writes by the KiB, so it is for files only that have holes at the source.
     """
     return [
         "rsync",
         "--inplace",
+        *(["--sparse"] if sparse else []),
         "--ignore-times",
         "--times",
         "--perms",
@@ -117,6 +128,11 @@ def pull_argv(source: str, list_file: str, directory: str) -> list[str]:
 def list_content(paths: Sequence[str]) -> bytes:
     """Content of the list file of `pull_argv`."""
     return b"".join(path.encode() + b"\0" for path in paths)
+
+
+def is_local(result: Result) -> bool:
+    """Whether a pull ended for a reason of this member, which no other source cures."""
+    return result.status in (_DISK_STATUS, 127)
 
 
 def pull_failure(source: str, result: Result) -> str:

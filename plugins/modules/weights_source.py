@@ -12,7 +12,7 @@ short_description: Serve a directory read-only to other members over the fabric
 version_added: 0.1.0
 description:
   - Runs one rsync daemon per address as a transient systemd unit C(gb10-weights-NAME@ADDRESS). It answers the peers only, cannot write, and ends
-    by itself after four hours, so that a controller that is lost in between leaves nothing for good.
+    by itself after a day, so that a controller that is lost in between leaves nothing for good.
 author: [gb10.cluster contributors (@gb10-cluster)]
 extends_documentation_fragment: [gb10.cluster._attributes]
 attributes:
@@ -47,6 +47,8 @@ options:
     description: TCP port.
     type: int
     default: 8730
+notes:
+  - Beside the directory it serves the offer that M(gb10.cluster.weights_replica) keeps, the list of files that were verified.
 seealso:
   - module: gb10.cluster.weights_replica
 """
@@ -79,7 +81,8 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import _host, _replica
+from ..module_utils import _host, _relay, _replica
+from ..module_utils._job import alone
 
 PATIENCE_S = 10
 """For a daemon to listen; it takes a few hundredths of a second."""
@@ -92,8 +95,10 @@ def check_address(module: AnsibleModule, address: str, port: int) -> None:
         try:
             probe.bind((address, port))
         except OSError as error:
+            others = _host.run(["systemctl", "list-units", "--plain", "--no-legend", _replica.unit("*", address)]).out.split()
+            ours = f" by {others[0]} of a run that was cut: run that to its end, or systemctl stop {others[0]}" if others else ""
             known = {
-                errno.EADDRINUSE: f"port {port} of {address} is taken on this member: set storage_port to a free one",
+                errno.EADDRINUSE: f"port {port} of {address} is taken on this member{ours or ': set storage_port to a free one'}",
                 errno.EADDRNOTAVAIL: f"{address} is no address of this member: run site.yml --tags fabric first",
             }
             other = f"nothing can listen on {address} port {port} ({error.strerror}): correct the source's addresses"
@@ -140,24 +145,26 @@ def main() -> None:
     config = b""
     if module.params["state"] == "started":
         wanted = {_replica.unit(name, address): address for address in module.params["addresses"]}
-        config = _replica.config(name, module.params["path"], port, module.params["peers"]).encode()
-    listed = _host.run(["systemctl", "list-units", "--plain", "--no-legend", _replica.units(name)])
-    running = {line.split()[0] for line in listed.out.splitlines() if line.strip()}
-    outdated = running if _host.read_bytes(config_path) != config else running - set(wanted)
-    new = [unit for unit in wanted if unit not in running - outdated]
-    actions = [f"stop {unit}" for unit in sorted(outdated)] + [f"start {unit}" for unit in new]
+        config = _replica.config(name, module.params["path"], port, module.params["peers"], _replica.offer_folder(name)).encode()
+    with alone(f"source-{name}"):
+        listed = _host.run(["systemctl", "list-units", "--plain", "--no-legend", _replica.units(name)])
+        running = {line.split()[0] for line in listed.out.splitlines() if line.strip()}
+        outdated = running if _host.read_bytes(config_path) != config else running - set(wanted)
+        new = [unit for unit in wanted if unit not in running - outdated]
+        actions = [f"stop {unit}" for unit in sorted(outdated)] + [f"start {unit}" for unit in new]
 
-    if not module.check_mode:
-        if outdated:
-            _host.run(["systemctl", "stop", *sorted(outdated)])
-        for unit in new:
-            check_address(module, wanted[unit], port)
-        if new:
-            _host.write(config_path, config)
-        for unit in new:
-            start(module, name, wanted[unit], port)
-        if not wanted:
-            config_path.unlink(missing_ok=True)
+        if not module.check_mode:
+            if outdated:
+                _host.run(["systemctl", "stop", *sorted(outdated)])
+            for unit in new:
+                check_address(module, wanted[unit], port)
+            if new:
+                _host.write(config_path, config)
+            for unit in new:
+                start(module, name, wanted[unit], port)
+            if not wanted:
+                for path in (config_path, _replica.offer_folder(name) / _relay.OFFER_FILE):
+                    path.unlink(missing_ok=True)
     module.exit_json(changed=bool(actions), actions=actions)
 
 
