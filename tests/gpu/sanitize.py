@@ -6,16 +6,22 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from gb10_exl3 import selfcheck
+from gb10_exl3 import ops, selfcheck
+from gb10_exl3.format import CODEBOOKS
 
 
 def main() -> None:
     """Runs the self-check's parts and the row counts that have kernels of their own."""
-    rng = np.random.default_rng(0)
-    for rows, bits in ((1, 3), (12, 4), (24, 5), (50, 2.5)):
-        layer, x = selfcheck.random_layer(rng, 640, 256, bits), rng.normal(size=(rows, 640)).astype(np.float16)
-        assert selfcheck.error(selfcheck.run_linear(layer, x), layer.linear(x)) <= selfcheck.HALF_BOUND
-    for name in ("decode", "moe", "engram", "stored layer"):
+    for rows, bits in ((1, 3), (6, 2), (12, 4), (24, 5), (50, 2.5)):
+        assert selfcheck.linear_error(rows, bits, 640, 256) <= 2 * selfcheck.HALF_BOUND
+    # Into the original basis by itself: the product of many rows is a library's, whose stores initcheck does not see.
+    layer = selfcheck.random_layer(np.random.default_rng(0), 256, 384, 6)
+    dense = ops.dequant(*(selfcheck.cuda(tensor) for tensor in (layer.trellis, layer.suh, layer.svh)), CODEBOOKS["mul1"], torch.float16)
+    assert selfcheck.error(dense, layer.dense()) <= 2 * selfcheck.HALF_BOUND
+    # Slots found by each block, sorted, and sorted into tall ones.
+    for tokens, experts in ((5, 8), (90, 70), (90, 8)):
+        assert selfcheck.moe_error(tokens, experts, 128, 256) <= 2 * selfcheck.HALF_BOUND
+    for name in ("decode", "engram", "stored layer"):
         check, bound = selfcheck.CHECKS[name]
         assert check() <= bound, name
     torch.cuda.synchronize()

@@ -8,6 +8,7 @@ They are made from kernels/results/h200.json and from nothing else.
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,15 @@ BEGIN, END = "<!-- made by tests/gpu/table.py -->\n", "<!-- end -->\n"
 
 
 def tables(results: dict[str, Any]) -> str:
-    """Markdown: microseconds, and in brackets the part of the limit that was reached."""
+    """Markdown: microseconds, then how many times the peer's time that is, and the part of the limit that was reached."""
 
     def cell(row: dict[str, Any]) -> str:
-        return f"{row['us']:.1f} ({100 * row['limit_us'] / row['us']:.0f} %)"
+        peer = f"{row['peer_us'] / row['us']:.2f}×, " if row["peer_us"] else ""
+        return f"{row['us']:.1f} ({peer}{100 * row['limit_us'] / row['us']:.0f} %)"
+
+    def gain(rows: list[dict[str, Any]]) -> str:
+        gains = [row["peer_us"] / row["us"] for row in rows]
+        return f"{statistics.geometric_mean(gains):.2f}× ({min(gains):.2f} to {max(gains):.2f})"
 
     rows = [row for row in results["linear"] if row["K"] == 3]
     counts = sorted({row["m"] for row in rows})
@@ -30,8 +36,14 @@ def tables(results: dict[str, Any]) -> str:
     counts = sorted({row["tokens"] for row in results["moe"]})
     lines += ["", "| 384 experts, 6 per token | " + " | ".join(f"{t} tokens" for t in counts) + " |", "|---|" + "---:|" * len(counts)]
     for tp in sorted({row["tp"] for row in results["moe"]}):
-        cells = {row["tokens"]: cell(row) for row in results["moe"] if row["tp"] == tp}
+        cells = {row["tokens"]: cell(row) for row in results["moe"] if (row["tp"], row["K"]) == (tp, 3)}
         lines.append(f"| one of {tp} ranks | " + " | ".join(cells[t] for t in counts) + " |")
+    if all(row["peer_us"] for row in results["linear"] + results["moe"]):
+        lines += ["", f"| all bits, against {results['peer']} | geometric mean (least to most) |", "|---|---:|"]
+        lines += [f"| linear, m up to 12 | {gain([row for row in results['linear'] if row['m'] <= 12])} |"]
+        lines += [f"| linear, m = {m} | {gain([row for row in results['linear'] if row['m'] == m])} |" for m in (64, 1024)]
+        lines += [f"| MoE, up to 12 tokens | {gain([row for row in results['moe'] if row['tokens'] <= 12])} |"]
+        lines += [f"| MoE, {t} tokens | {gain([row for row in results['moe'] if row['tokens'] == t])} |" for t in (64, 1024)]
     return "\n".join(lines) + "\n"
 
 

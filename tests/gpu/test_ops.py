@@ -169,10 +169,43 @@ def test_a_column_of_zeros_stays_zero() -> None:
     assert (linear(normal(3, 256), matrix)[:, 5] == 0).all()
 
 
-def test_the_same_call_gives_the_same_bits() -> None:
-    matrix, x = Matrix.random(5120, 1280, 3), normal(12, 5120)
+@pytest.mark.parametrize("m", [1, 2, 6, 12])
+@pytest.mark.parametrize(("k", "n"), [(5120, 1536), (768, 5120), (1280, 24576), (5120, 4608)])
+def test_the_same_call_gives_the_same_bits(k: int, n: int, m: int) -> None:
+    """Many calls, one close on the other: what a race would change."""
+    matrix, x = Matrix.random(k, n, 3), normal(m, k)
     first = linear(x, matrix)
-    assert all(torch.equal(first, linear(x, matrix)) for _call in range(50))
+    assert_close(first, x.double() @ matrix.dense())
+    outs = torch.empty(100, m, n, dtype=torch.float16, device="cuda")
+    nothing = torch.empty(0, dtype=torch.uint8, device="cuda")
+    for out in outs:
+        OPS.linear_out(x, [matrix.trellis], [matrix.suh], [matrix.svh], [2], None, nothing, out)
+    assert (outs.view(torch.int16) == first.view(torch.int16)).all()
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 60, 300])
+def test_the_same_experts_give_the_same_bits(tokens: int) -> None:
+    layer, x, weights = Moe(24, 512, 384), normal(tokens, 512), torch.rand(tokens, 6, device="cuda")
+    ids = torch.rand(tokens, 24, device="cuda").topk(6).indices.contiguous()
+    first = layer(x, ids, weights, 10.0)
+    assert all(torch.equal(first, layer(x, ids, weights, 10.0)) for _call in range(50))
+
+
+def test_bias_at_the_limits() -> None:
+    """Added after everything, in single precision: as large as halves go, not-a-number only where it is."""
+    matrix, x = Matrix.random(256, 256, 4), normal(5, 256)
+    bias = torch.zeros(256, device="cuda", dtype=torch.float16)
+    bias[0], bias[1], bias[2], bias[3] = 65504, -65504, torch.inf, torch.nan
+    plain, found = linear(x, matrix), linear(x, matrix, bias=bias)
+    assert torch.equal(found[:, 4:], plain[:, 4:])
+    assert (found[:, 2] == torch.inf).all()
+    assert found[:, 3].isnan().all()
+    wanted = (x.double() @ matrix.dense())[:, :2] + bias[:2].double()
+    assert torch.allclose(found[:, :2].double(), wanted, rtol=2.0**-10)
+    with pytest.raises(FormatError, match=re.escape("bias: float32 [256] on cuda; expected float16 [256] on cuda")):
+        linear(x, matrix, bias=bias.float())
+    with pytest.raises(FormatError, match=re.escape("bias: float16 [128] on cuda; expected float16 [256] on cuda")):
+        linear(x, matrix, bias=bias[:128])
 
 
 class Moe:
@@ -208,7 +241,7 @@ class Moe:
 )
 def test_moe(bits: tuple[float, float, float], name: str, dtype: torch.dtype) -> None:
     layer = Moe(16, 640, 384, bits, name)
-    for tokens, limit in ((1, 0.0), (2, 10.0), (6, 0.5), (16, 10.0), (150, 10.0)):
+    for tokens, limit in ((1, 0.0), (2, 10.0), (6, 0.5), (16, 10.0), (66, 10.0), (150, 10.0)):
         x, weights = normal(tokens, 640, dtype=dtype), torch.rand(tokens, 4, device="cuda")
         ids = torch.rand(tokens, 16, device="cuda").topk(4).indices
         assert_close(layer(x, ids.contiguous(), weights, limit), layer.reference(x, ids, weights, limit), factor=2)
@@ -341,7 +374,7 @@ def test_a_workspace_too_small_is_refused() -> None:
     small = torch.empty(16, dtype=torch.uint8, device="cuda")
     with pytest.raises(FormatError, match=r"workspace: 16 bytes on cuda; expected 65536"):
         OPS.linear_out(x, [matrix.trellis], [matrix.suh], [matrix.svh], [2], None, small, normal(100, 128))
-    with pytest.raises(FormatError, match=r"workspace: 16 bytes; expected 2560 for 1 tokens"):
+    with pytest.raises(FormatError, match=r"workspace: 16 bytes; expected 2596 for 1 tokens"):
         OPS.moe_out(
             x[:1],
             torch.ones(1, 2, device="cuda"),

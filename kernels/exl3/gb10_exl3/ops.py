@@ -158,8 +158,8 @@ def linear(x: Tensor, trellis: list[Tensor], suh: list[Tensor], svh: list[Tensor
 
 
 def moe_workspace(tokens: int, top: int, hidden: int, inter: int) -> int:
-    """Bytes that moe_out needs."""
-    return min(tokens * top, native.MAX_PAIRS // top * top) * (2 * inter + 4 * hidden)
+    """Bytes that moe_out needs: of each pair its halves and floats on the way, and four numbers to sort it by (plus one)."""
+    return min(tokens * top, native.MAX_PAIRS // top * top) * (2 * inter + 4 * hidden + 16) + 4
 
 
 def moe_out(
@@ -168,7 +168,7 @@ def moe_out(
 ) -> None:  # fmt: skip
     """out [m, hidden] = each row of x through its experts; gate, up and down are trellis, suh and svh with a leading [experts].
 
-    Ids that are negative, map to -1 or lie beyond the experts count for nothing. Many tokens go in pieces of 512 pairs.
+    Ids that are negative, map to -1 or lie beyond the experts count for nothing. Many tokens go in pieces of 8192 pairs.
     """
     experts = gate[0].shape[0]
     (hidden, inter, gate_k2), (_k, _n, up_k2), (_i, _h, down_k2) = sizes = [
@@ -183,6 +183,8 @@ def moe_out(
     _check("topk_ids", topk_ids, (torch.int32, torch.int64), (tokens, None), align=4)
     top = topk_ids.shape[1]
     _check("topk_weights", topk_weights, (torch.float32,), (tokens, top), align=4)
+    if experts > native.MAX_EXPERTS:
+        raise FormatError(f"gate.trellis: {experts} experts; expected at most {native.MAX_EXPERTS}")
     if not 1 <= top <= native.MAX_PAIRS:
         raise FormatError(f"topk_ids: {top} experts per token; expected 1 to {native.MAX_PAIRS}")
     if out.shape[0] != tokens:
@@ -201,10 +203,10 @@ def moe_out(
     with torch.cuda.device(x.device):
         for first in range(0, tokens, piece):
             rows = slice(first, min(first + piece, tokens))
-            pairs = (rows.stop - first) * top
+            pairs, base = (rows.stop - first) * top, workspace.data_ptr()
             args = native.MoeArgs(
                 x[rows].data_ptr(), out[rows].data_ptr(), topk_ids[rows].data_ptr(), topk_weights[rows].data_ptr(),
-                0 if expert_map is None else expert_map.data_ptr(), workspace.data_ptr() + 4 * pairs * hidden, workspace.data_ptr(),
+                0 if expert_map is None else expert_map.data_ptr(), base + 4 * pairs * hidden, base, base + pairs * (4 * hidden + 2 * inter),
                 x.stride(0), out.stride(0), rows.stop - first, top, experts, 0 if expert_map is None else expert_map.numel(),
                 hidden, inter, x.dtype == torch.bfloat16, topk_ids.dtype == torch.int64, limit, *tensors,
             )  # fmt: skip

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seconds on the installed GPU: python -m gb10_exl3.selfcheck. One line per check, then a JSON line; status 1 if any fails.
 
-Compares the kernels with the numpy reference: the stored vectors, one linear layer, one MoE layer, Engram rows.
+Compares the kernels with the numpy reference: the stored vectors, a linear and a MoE layer for few and for many rows, Engram rows.
 """
 
 from __future__ import annotations
@@ -80,22 +80,23 @@ def check_stored_layer() -> float:
     return error(run_linear(layer, x), y)
 
 
-def check_linear() -> float:
+def linear_error(rows: int, bits: float, k: int = 1280, n: int = 512) -> float:
     """Error of a random layer."""
-    rng = np.random.default_rng(1)
-    layer, x = random_layer(rng, 1280, 512, 3), rng.normal(size=(6, 1280)).astype(np.float16)
+    rng = np.random.default_rng(rows)
+    layer, x = random_layer(rng, k, n, bits), rng.normal(size=(rows, k)).astype(np.float16)
     return error(run_linear(layer, x), layer.linear(x))
 
 
-def check_moe() -> float:
-    """Error of a random MoE layer."""
-    rng = np.random.default_rng(2)
-    experts = [(random_layer(rng, 256, 384, 3), random_layer(rng, 256, 384, 3), random_layer(rng, 384, 256, 4)) for _expert in range(8)]
-    x, ids = rng.normal(size=(5, 256)).astype(np.float16), np.stack([rng.permutation(8)[:3] for _token in range(5)])
+def moe_error(tokens: int, experts: int = 8, hidden: int = 256, inter: int = 384) -> float:
+    """Error of a random MoE layer, three experts per token."""
+    rng = np.random.default_rng(tokens)
+    shapes = [(hidden, inter, 3), (hidden, inter, 3), (inter, hidden, 4)]
+    layers = [tuple(random_layer(rng, *shape) for shape in shapes) for _expert in range(experts)]
+    x, ids = rng.normal(size=(tokens, hidden)).astype(np.float16), np.stack([rng.permutation(experts)[:3] for _token in range(tokens)])
     weights = rng.uniform(0.1, 1, ids.shape).astype(np.float32)
-    stacks = [_stack([expert[i] for expert in experts]) for i in range(3)]
+    stacks = [_stack([layer[i] for layer in layers]) for i in range(3)]
     out = ops.moe(cuda(x), cuda(weights), cuda(ids), *stacks, [CODEBOOKS["mul1"]] * 3, 10.0, None)
-    return error(out, moe(x, ids, weights, experts, 10.0))
+    return error(out, moe(x, ids, weights, layers, 10.0))
 
 
 def check_engram() -> float:
@@ -107,12 +108,14 @@ def check_engram() -> float:
     return float((out.float().cpu().numpy() != engram_rows(weight[ids], scale[ids])).sum())
 
 
-# The product of two halves' worth of roundings: the input of down is itself a result.
+# Of many rows the weights are rounded as well, twice; the input of down is itself a result.
 CHECKS: dict[str, tuple[Callable[[], float], float]] = {
     "decode": (check_decode, 0),
     "stored layer": (check_stored_layer, HALF_BOUND),
-    "linear": (check_linear, HALF_BOUND),
-    "moe": (check_moe, 2 * HALF_BOUND),
+    "linear": (lambda: linear_error(6, 3), HALF_BOUND),
+    "linear of many rows": (lambda: linear_error(100, 3), 2 * HALF_BOUND),
+    "moe": (lambda: moe_error(5), 2 * HALF_BOUND),
+    "moe of many tokens": (lambda: moe_error(120), 2 * HALF_BOUND),
     "engram": (check_engram, 0),
 }
 

@@ -7,7 +7,7 @@
 
 namespace exl3 {
 
-constexpr int kThreads = 256, kShards = 8;
+constexpr int kShards = 8;
 struct Shard {
     const uint8_t* trellis;
     const half *suh, *svh;
@@ -18,48 +18,50 @@ struct LinearArgs {
     void* y;
     const half* bias;  // or null
     long x_stride, y_stride;
-    int m, k, bf16, shards;
+    int m, k, bf16, shards, crowded;
     Shard shard[kShards];
 };
 
 // Blocks per multiprocessor as registers allow: the accumulators of 64 rows alone take 32.
-template <int MT>
-__global__ void __launch_bounds__(kThreads, MT == 8 ? 4 : MT == 16 ? 3 : 2) linear_kernel(const __grid_constant__ LinearArgs args) {
+template <int MT> __global__ void __launch_bounds__(kThreads, MT <= 16 ? 3 : 2) linear_kernel(const __grid_constant__ LinearArgs args) {
     extern __shared__ __align__(128) uint8_t shared[];
     cg::cluster_group cluster = cg::this_cluster();
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    cluster.barrier_arrive();
+    // The next kernel may begin to load. Where this one leaves multiprocessors free that waits for the end: its blocks would
+    // crowd there.
+    if (args.crowded) cudaTriggerProgrammaticLaunchCompletion();
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, ranks = cluster.num_blocks(), rank = cluster.block_rank();
     const int strip = blockIdx.y, row0 = blockIdx.z * MT, rows = min(MT, args.m - row0);
     int s = 0;
     while (s + 1 < args.shards && strip >= args.shard[s + 1].first_strip) ++s;
     const Shard& shard = args.shard[s];
     const int local = strip - shard.first_strip;
     int first, last;
-    share(args.k / kStrip, cluster.num_blocks(), cluster.block_rank(), first, last);
-    half* xs = reinterpret_cast<half*>(shared + 8 * kRingBytes);
+    share(args.k / kStrip, ranks, rank, first, last);
+    half* xs = reinterpret_cast<half*>(shared + Shared<MT>::xs);
+    float* inbox = reinterpret_cast<float*>(shared + Shared<MT>::inbox);
+    prefetch_halves(shard.suh + first * kStrip, (last - first) * kStrip);
+    prefetch_halves(shard.svh + local * kStrip, kStrip);
 
     float acc[MT / 8][4] = {};
     auto started = [] { cudaGridDependencySynchronize(); };
     auto rotate = [&](int block, int count) {
         const uint16_t* x = static_cast<const uint16_t*>(args.x) + row0 * args.x_stride + block * kStrip;
-        rotate_rows<MT>(xs, shard.suh + block * kStrip, args.bf16, rows, count, warp, 8, lane,
-                        [&](int row) { return x + row * args.x_stride; });
+        rotate_rows<MT>(xs, shard.suh + block * kStrip, args.bf16, true, rows, count, warp, lane, [&](int row) { return x + row * args.x_stride; });
     };
     dispatch(shard.k2, shard.codebook, [&](auto rate, auto codebook) {
         constexpr int K2 = decltype(rate)::value, CB = decltype(codebook)::value;
-        const Weights w = {shard.trellis + 8L * local * Rate<K2>::bytes, 8L * shard.strips * Rate<K2>::bytes, K2, CB};
-        multiply<K2, CB, MT, 8>(acc, w, first, last, 0, warp, shared + warp * kRingBytes, xs, lane, started, rotate,
-                                [] { __syncthreads(); });
+        const Weights w = {shard.trellis + 8L * local * Rate<K2>::bytes, 8L * shard.strips * Rate<K2>::bytes};
+        multiply<K2, CB, MT>(acc, w, first, last, rows, warp, shared + warp * kRingBytes, xs, lane, started, rotate);
     });
-    // Not earlier: the blocks of the next kernel would crowd the multiprocessors that this one left free.
     cudaTriggerProgrammaticLaunchCompletion();
-    __syncthreads();
-    float* sums = reinterpret_cast<float*>(shared);
-    spill<MT>(acc, sums, warp, lane);
+    cluster.barrier_wait();
+    send<MT>(cluster, acc, inbox, rows, warp, lane);
     cluster.sync();
     // The rows are dealt to the blocks of the cluster, so that many rows are added by many.
-    for (int row = cluster.block_rank() + cluster.num_blocks() * warp; row < rows; row += cluster.num_blocks() * 8) {
+    for (int row = rank + ranks * warp; row < rows; row += ranks * kWarps) {
         float v[4] = {}, scale[4];
-        gather(cluster, sums + row * kSumRow, lane, v);
+        receive(inbox, row, 0, ranks, 1, lane, v);
         hadamard(v, lane);
         unpack4(raw4(shard.svh, local * kStrip + 4 * lane), false, scale);
 #pragma unroll
@@ -72,15 +74,16 @@ __global__ void __launch_bounds__(kThreads, MT == 8 ? 4 : MT == 16 ? 3 : 2) line
         }
         store4(args.y, (row0 + row) * args.y_stride + out, args.bf16, v);
     }
-    cluster.sync();  // nobody leaves while its sums are read
 }
 
-template <int MT> cudaError_t run(const LinearArgs& args, int strips, cudaStream_t stream) {
+template <int MT> cudaError_t run(LinearArgs args, int strips, cudaStream_t stream) {
     const int slabs = (args.m + MT - 1) / MT;
-    int cluster;
-    const cudaError_t error = cluster_size(strips * slabs, args.k / kStrip, cluster);
+    int cluster, count;
+    cudaError_t error = cluster_size(strips * slabs, args.k / kStrip, 8, cluster);
+    if (error == cudaSuccess) error = attribute(cudaDevAttrMultiProcessorCount, count);
     if (error != cudaSuccess) return error;
-    return launch(linear_kernel<MT>, dim3(cluster, strips, slabs), kThreads, shared_bytes<MT>(1, 1), cluster, stream, args);
+    args.crowded = static_cast<long>(cluster) * strips * slabs > count;
+    return launch(linear_kernel<MT>, dim3(cluster, strips, slabs), Shared<MT>::bytes, cluster, stream, args);
 }
 
 }  // namespace exl3

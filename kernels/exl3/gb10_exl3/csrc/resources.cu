@@ -6,9 +6,10 @@
 namespace {
 struct Entry { const char* kernel; int bytes; };
 constexpr Entry kTable[] = {
-    {"linear<8>", exl3::shared_bytes<8>(1, 1)},   {"linear<16>", exl3::shared_bytes<16>(1, 1)}, {"linear<32>", exl3::shared_bytes<32>(1, 1)},
-    {"linear<64>", exl3::shared_bytes<64>(1, 1)}, {"gate_up<8>", exl3::shared_bytes<8>(2, 2)},  {"down<8>", exl3::shared_bytes<8>(2, 1)},
-    {"sum", 0}, {"dense", exl3::kDenseBytes}, {"engram", 0},
+    {"linear<8>", exl3::Shared<8>::bytes},   {"linear<16>", exl3::Shared<16>::bytes},  {"linear<32>", exl3::Shared<32>::bytes},
+    {"linear<64>", exl3::Shared<64>::bytes}, {"gate_up<8>", exl3::Shared<8>::bytes},   {"gate_up<32>", exl3::Shared<32>::bytes},
+    {"down<8>", exl3::Shared<8>::bytes},     {"down<32>", exl3::Shared<32>::bytes},    {"route", 0},
+    {"sum", 0}, {"dense", 0}, {"engram", 0},
 };
 }  // namespace
 

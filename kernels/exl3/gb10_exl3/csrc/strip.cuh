@@ -1,32 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 // The inner product that linear and MoE share: a block multiplies rotated activation rows by a strip of 128 outputs.
 //
-// Warp c of a group of eight owns tile column c of the strip. It streams its own tiles through its own ring in shared
-// memory, so that weights need no barrier between warps; only the rotated activations, which all share, do.
+// Warp c of a block's eight owns tile column c of the strip. It streams its own tiles through its own ring in shared memory,
+// so that weights need no barrier between warps; only the rotated activations, which all share, do.
 // Weights are the A operand (16 outputs x 16 inputs), activations the B operand (8 rows): a tile costs one MMA per eight
 // rows, and the accumulator holds outputs (lane>>2), +8 and rows 2*(lane&3), +1.
 #pragma once
 #include "decode.cuh"
+#include <algorithm>
 #include <cooperative_groups.h>
 #include <cuda_bf16.h>
 
 namespace exl3 {
 
 namespace cg = cooperative_groups;
+constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kStrip = 128;       // outputs of a strip and inputs of a block of k: the size of the rotation
 constexpr int kRowHalves = 144;   // a row of 128 rotated halves and 16 of padding: fragment reads meet no bank twice
 constexpr int kSumRow = 132;      // a row of 128 sums, padded for the same reason
 constexpr int kRingBytes = 4096;  // of one warp: two stages of eight tiles at 8 bits, five at 3
 
+// Two values as halves or as bfloat16.
+__device__ __forceinline__ uint32_t pack2(float x, float y, bool bf16) {
+    if (!bf16) return bits(__floats2half2_rn(x, y));
+    __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
+    return *reinterpret_cast<uint32_t*>(&both);
+}
 __device__ __forceinline__ void store4(void* p, long i, bool bf16, const float v[4]) {
-    uint2 word;
-    if (bf16) {
-        __nv_bfloat162 a = __floats2bfloat162_rn(v[0], v[1]), b = __floats2bfloat162_rn(v[2], v[3]);
-        word = {*reinterpret_cast<uint32_t*>(&a), *reinterpret_cast<uint32_t*>(&b)};
-    } else {
-        word = {bits(__floats2half2_rn(v[0], v[1])), bits(__floats2half2_rn(v[2], v[3]))};
-    }
-    *reinterpret_cast<uint2*>(static_cast<uint16_t*>(p) + i) = word;
+    *reinterpret_cast<uint2*>(static_cast<uint16_t*>(p) + i) = make_uint2(pack2(v[0], v[1], bf16), pack2(v[2], v[3], bf16));
 }
 // Four consecutive 16-bit values, raw: loaded early, converted where they are used.
 __device__ __forceinline__ uint2 raw4(const void* p, long i) {
@@ -60,66 +61,106 @@ __device__ __forceinline__ void hadamard(float v[4], int lane) {
     for (int i = 0; i < 4; ++i) v[i] *= 0.08838834764831845f;
 }
 
-// Sixteen consecutive values, converted.
-__device__ __forceinline__ void load16(const uint16_t* p, bool bf16, float v[16]) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const uint4 r = *reinterpret_cast<const uint4*>(p + 8 * i);
-        unpack4({r.x, r.y}, bf16, v + 8 * i);
-        unpack4({r.z, r.w}, bf16, v + 8 * i + 4);
-    }
-}
-// The values of a 16-wide step, as halves, in the order in which a lane of the MMA finds its four in one 8-byte read: pairs
-// 0 4 1 5 2 6 3 7.
-__device__ __forceinline__ void store_step(half* step, const float v[16]) {
-    uint32_t w[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) w[(i & 3) * 2 + (i >> 2)] = bits(__floats2half2_rn(v[2 * i], v[2 * i + 1]));
-    reinterpret_cast<uint4*>(step)[0] = make_uint4(w[0], w[1], w[2], w[3]);
-    reinterpret_cast<uint4*>(step)[1] = make_uint4(w[4], w[5], w[6], w[7]);
-}
-
-// Fills xs with `rows` rows of `count` blocks of 128 inputs, MT rows apart: multiplied by scale and transformed, or as they
-// are if scale is null. row(i) is the first value of row i's first block. A warp takes four rows at a time, eight lanes with
-// sixteen values each, which leaves three steps of the transform to shuffles.
-template <int MT, class Row>
-__device__ __forceinline__ void rotate_rows(half* xs, const half* scale, bool bf16, int rows, int count, int warp, int warps, int lane,
-                                            Row&& row) {
-    const int tasks = rows * count, part = 16 * (lane & 7);
-    for (int first = 4 * warp; first < tasks; first += 4 * warps) {
-        const int task = min(first + (lane >> 3), tasks - 1), r = task % rows, b = task / rows;
-        float v[16];
-        load16(row(r) + b * kStrip + part, bf16, v);
-        if (scale) {
-            float s[16];
-            load16(reinterpret_cast<const uint16_t*>(scale) + b * kStrip + part, false, s);
-#pragma unroll
-            for (int i = 0; i < 16; ++i) v[i] *= 0.08838834764831845f * s[i];
-#pragma unroll
-            for (int bit = 1; bit < 16; bit <<= 1)
-#pragma unroll
-                for (int i = 0; i < 16; ++i)
-                    if (!(i & bit)) {
-                        const float x = v[i], y = v[i | bit];
-                        v[i] = x + y, v[i | bit] = x - y;
-                    }
-#pragma unroll
-            for (int bit = 1; bit < 8; bit <<= 1)
-#pragma unroll
-                for (int i = 0; i < 16; ++i) {
-                    const float other = __shfl_xor_sync(0xffffffffu, v[i], bit);
-                    v[i] = lane & bit ? other - v[i] : v[i] + other;
-                }
-        }
-        if (first + (lane >> 3) < tasks) store_step(xs + (b * MT + r) * kRowHalves + part, v);
-    }
-}
-
 __device__ __forceinline__ void mma(float c[4], const uint32_t a[4], uint2 b) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
 }
+// Steps of a transform between the rows of v.
+template <int N, int M> __device__ __forceinline__ void across(float (&v)[N][M]) {
+#pragma unroll
+    for (int bit = 1; bit < N; bit <<= 1)
+#pragma unroll
+        for (int t = 0; t < N; ++t)
+#pragma unroll
+            for (int i = 0; i < M; ++i)
+                if (!(t & bit)) {
+                    const float x = v[t][i], y = v[t | bit][i];
+                    v[t][i] = x + y, v[t | bit][i] = x - y;
+                }
+}
+
+// The 16 x 16 matrix of signs (-1)^popcount(i & j), as A operand, over bits 0, 1, 3 and 4 of positions in a block of 128. For
+// inputs i lane q = lane & 3 has 8q .. 8q+3; for outputs j, bit 0 is between a lane's registers, bits 1, 3 and 4 are lane / 4.
+struct Signs {
+    uint32_t a[4];
+    __device__ explicit Signs(int lane) {
+        const int n = lane >> 2, output = (n & 1) << 1 | (n & 6) << 2;
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+            a[w] = 0;
+#pragma unroll
+            for (int e = 0; e < 2; ++e) a[w] |= (0x3C00u | (__popc((8 * (lane & 3) + (w & 2) + e) & (output | (w & 1))) & 1u) << 15) << (16 * e);
+        }
+    }
+};
+// x * scale, two halves; x of either type.
+__device__ __forceinline__ uint32_t scaled(uint32_t x, uint32_t scale, bool bf16) {
+    if (!bf16) return bits(__hmul2(halves(x), halves(scale)));
+    const float2 s = __half22float2(halves(scale));
+    return bits(__floats2half2_rn(__uint_as_float(x << 16) * s.x, __uint_as_float(x & 0xffff0000u) * s.y));
+}
+
+// Fills xs with `rows` rows of `count` blocks of 128 inputs, MT rows apart: multiplied by scale and transformed, or as they are
+// if scale is null. row(i) is the first value of row i's first block. In a step of sixteen, pairs lie in the order
+// 0 4 1 5 2 6 3 7, in which a lane finds its part of a B operand in one piece. One or two rows are transformed by shuffles;
+// of more, a warp takes eight rows of a block at a time (what is beyond the last one is of no use and does no harm): tensor
+// cores do four bits of the transform, the other three (2, 5, 6) are between a lane's own registers. The two ways round
+// differently: `few` allows the first where the same rows always come together.
+template <int MT, class Row>
+__device__ __forceinline__ void rotate_rows(half* xs, const half* scale, bool bf16, bool few, int rows, int count, int warp, int lane, Row&& row) {
+    const bool single = few && rows <= 2;
+    const int groups = single ? rows : (rows + 7) / 8, q = lane & 3;
+    for (int unit = warp; unit < groups * count; unit += kWarps) {
+        int block = unit, group = 0;
+        while (block >= count) block -= count, ++group;
+        if (single) {
+            float v[4], f[4];
+            unpack4(raw4(row(group), block * kStrip + 4 * lane), bf16, v);
+            unpack4(raw4(scale, block * kStrip + 4 * lane), false, f);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) v[e] *= f[e];
+            hadamard(v, lane);
+            uint32_t* step = reinterpret_cast<uint32_t*>(xs + (block * MT + group) * kRowHalves) + 8 * (lane >> 2) + 4 * (lane & 1) + (q >> 1);
+            step[0] = bits(__floats2half2_rn(v[0], v[1])), step[2] = bits(__floats2half2_rn(v[2], v[3]));
+            continue;
+        }
+        const int r = 8 * group + (lane >> 2);
+        const uint4* x = reinterpret_cast<const uint4*>(row(min(r, rows - 1)) + block * kStrip + 8 * q);
+        half* to = xs + (block * MT + r) * kRowHalves;
+        if (!scale) {
+#pragma unroll
+            for (int p = 0; p < 4; ++p) {
+                const uint4 w = x[4 * p];
+                uint32_t* step = reinterpret_cast<uint32_t*>(to + 16 * (2 * p + (q >> 1))) + (q & 1);
+                step[0] = w.x, step[2] = w.y, step[4] = w.z, step[6] = w.w;
+            }
+            continue;
+        }
+        const Signs signs(lane);
+        const uint4* s = reinterpret_cast<const uint4*>(scale + block * kStrip + 8 * q);
+        float v[8][4];  // steps (bits 5 and 6, bit 2); outputs (bit 0) x rows (2q, 2q + 1)
+#pragma unroll
+        for (int p = 0; p < 4; ++p) {
+            asm volatile("" ::: "memory");  // a quarter of the loads at a time, for want of registers
+            const uint4 w = x[4 * p], f = s[4 * p];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) v[2 * p][i] = v[2 * p + 1][i] = 0;
+            mma(v[2 * p], signs.a, make_uint2(scaled(w.x, f.x, bf16), scaled(w.y, f.y, bf16)));
+            mma(v[2 * p + 1], signs.a, make_uint2(scaled(w.z, f.z, bf16), scaled(w.w, f.w, bf16)));
+        }
+        across<8, 4>(v);
+        const int n = lane >> 2;  // bits 1, 3, 4 of the outputs
+        uint32_t* out = reinterpret_cast<uint32_t*>(to + (2 * q - n) * kRowHalves) + 8 * (n >> 2) + 2 * (n & 1) + (n >> 1 & 1);
+#pragma unroll
+        for (int t = 0; t < 8; ++t) {
+            constexpr float root = 0.08838834764831845f;
+            out[8 * (t & 6) + 4 * (t & 1)] = bits(__floats2half2_rn(v[t][0] * root, v[t][2] * root));
+            out[8 * (t & 6) + 4 * (t & 1) + kRowHalves / 2] = bits(__floats2half2_rn(v[t][1] * root, v[t][3] * root));
+        }
+    }
+}
+
 __device__ __forceinline__ void copy16(uint32_t smem, const void* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem), "l"(global) : "memory");
 }
@@ -130,79 +171,85 @@ template <int N> __device__ __forceinline__ void wait() { asm volatile("cp.async
 struct Weights {
     const uint8_t* trellis;
     long row_bytes;  // of one row of tiles
-    int k2, codebook;
 };
 
 // Blocks of 128 inputs whose rotated rows fit in shared memory at once: for decode the whole share of a block, as a rule.
-template <int MT> constexpr int kChunk = MT <= 16 ? 6 : MT == 32 ? 3 : 2;
+template <int MT> constexpr int kChunk = MT <= 16 ? 6 : MT == 32 ? 3 : 1;
 template <int MT> constexpr int kActivationBytes = kChunk<MT> * MT * kRowHalves * 2;
 
-// acc += the warp's tile column times blocks [first, last) of 128 inputs, Rows tile rows of each from first_row on
-// (4: two groups share a block; 8: one group has all of it).
-//   rotate(block, count)  fill xs with the rotated rows of `count` blocks, MT rows each; begins after `started` has run
+// acc += the warp's tile column times blocks [first, last) of 128 inputs, for `rows` of MT rows.
 //   started()             weights are on their way: now wait for whoever writes the activations
-//   barrier()             of the warps that share xs
-template <int K2, int CB, int MT, int Rows, class Started, class Rotate, class Barrier>
-__device__ __forceinline__ void multiply(float (&acc)[MT / 8][4], const Weights& w, int first, int last, int first_row, int column,
-                                         uint8_t* ring, const half* xs, int lane, Started&& started, Rotate&& rotate,
-                                         Barrier&& barrier) {
-    constexpr int tile = Rate<K2>::bytes, stage = Rows * tile, stages = kRingBytes / stage;
-    constexpr int pieces = stage / 16, per_tile = tile / 16, ahead = stages - 1;
+//   rotate(block, count)  fill xs with the rotated rows of `count` blocks, MT rows each
+template <int K2, int CB, int MT, class Started, class Rotate>
+__device__ __forceinline__ void multiply(float (&acc)[MT / 8][4], const Weights& w, int first, int last, int rows, int column, uint8_t* ring,
+                                         const half* xs, int lane, Started&& started, Rotate&& rotate) {
+    constexpr int tile = Rate<K2>::bytes, stage = 8 * tile, stages = kRingBytes / stage, ahead = stages - 1;
     static_assert(stages >= 2, "one stage is read while another is filled");
-    const uint32_t ring_address = static_cast<uint32_t>(__cvta_generic_to_shared(ring));
-    const uint8_t* source = w.trellis + column * tile + first_row * w.row_bytes;
-    auto fetch = [&](int block) {
-        if (block < last) {
-            const uint8_t* from = source + 8L * block * w.row_bytes;
-            const uint32_t to = ring_address + ((block - first) % stages) * stage;
+    // Four lanes copy the tile of a row, in pieces of 16 bytes.
+    const uint8_t* source = w.trellis + column * tile + (8L * first + (lane >> 2)) * w.row_bytes + 16 * (lane & 3);
+    const uint32_t begin = static_cast<uint32_t>(__cvta_generic_to_shared(ring)) + (lane >> 2) * tile + 16 * (lane & 3);
+    uint32_t target = begin;
+    auto fetch = [&](bool any) {
+        if (any) {
 #pragma unroll
-            for (int p0 = 0; p0 < pieces; p0 += 32) {
-                const int p = p0 + lane;
-                if (pieces % 32 == 0 || p < pieces) copy16(to + 16 * p, from + (p / per_tile) * w.row_bytes + 16 * (p % per_tile));
-            }
+            for (int i = 0; i < K2; i += 4)
+                if (i + 4 <= K2 || i + (lane & 3) < K2) copy16(target + 16 * i, source + 16 * i);
+            source += 8 * w.row_bytes;
+            target = target == begin + ahead * stage ? begin : target + stage;
         }
         commit();  // empty groups at the end keep the number in flight constant
     };
-    for (int i = 0; i < ahead; ++i) fetch(first + i);
+    for (int i = 0; i < ahead; ++i) fetch(first + i < last);
     started();
+    const uint8_t* tiles = ring;
     for (int chunk = first; chunk < last; chunk += kChunk<MT>) {
         const int end = min(chunk + kChunk<MT>, last);
-        if (chunk != first) barrier();  // everybody is done with the rows of the chunk before
+        if (chunk != first) __syncthreads();  // everybody is done with the rows of the chunk before
         rotate(chunk, end - chunk);
-        barrier();
+        __syncthreads();
         for (int block = chunk; block < end; ++block) {
             wait<ahead - 1>();
             __syncwarp();
-            fetch(block + ahead);  // into the stage that this warp left in the round before
-            const uint8_t* tiles = ring + ((block - first) % stages) * stage;
-            const half* x = xs + ((block - chunk) * MT + (lane >> 2)) * kRowHalves + 4 * (lane & 3) + 16 * first_row;
-#pragma unroll 4  // all eight at once cost registers that the decode kernels do not have
-            for (int r = 0; r < Rows; ++r) {
+            fetch(block + ahead < last);  // into the stage that this warp left in the round before
+            const half* x = xs + ((block - chunk) * MT + (lane >> 2)) * kRowHalves + 4 * (lane & 3);
+#pragma unroll(MT == 8 ? 2 : 4)  // more at once costs registers that the decode kernels do not have
+            for (int r = 0; r < 8; ++r) {
                 uint32_t a[4];
                 fragment<K2, CB>(reinterpret_cast<const uint32_t*>(tiles + r * tile), lane, a);
 #pragma unroll
-                for (int t = 0; t < MT / 8; ++t) mma(acc[t], a, *reinterpret_cast<const uint2*>(x + 8 * t * kRowHalves + 16 * r));
+                for (int t = 0; t < MT / 8; ++t)
+                    if (t == 0 || 8 * t < rows) mma(acc[t], a, *reinterpret_cast<const uint2*>(x + 8 * t * kRowHalves + 16 * r));
             }
+            tiles = tiles == ring + ahead * stage ? ring : tiles + stage;
         }
     }
     wait<0>();
 }
 
-// The warp's accumulators to sums[row][output of the strip].
-template <int MT> __device__ __forceinline__ void spill(float (&acc)[MT / 8][4], float* sums, int column, int lane) {
+// The sums of a strip meet in the shared memory of its cluster: row r in block r % ranks, with a line of 128 from each block.
+// A block that has got all of its lines adds them in their order; nobody reads from a block that may have ended. All blocks
+// must have begun (the cluster's barrier) before one sends.
+__device__ __forceinline__ float* line_of(float* inbox, int row, int sender, int ranks) { return inbox + (row / ranks * ranks + sender) * kSumRow; }
+template <int MT>
+__device__ __forceinline__ void send(cg::cluster_group& cluster, const float (&acc)[MT / 8][4], float* inbox, int rows, int column, int lane) {
+    const int ranks = cluster.num_blocks(), rank = cluster.block_rank();
 #pragma unroll
     for (int t = 0; t < MT / 8; ++t)
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            sums[(8 * t + 2 * (lane & 3) + (i & 1)) * kSumRow + 16 * column + (lane >> 2) + 8 * (i >> 1)] = acc[t][i];
+        for (int i = 0; i < 2; ++i) {
+            const int row = 8 * t + 2 * (lane & 3) + i;
+            if (row < rows) {
+                float* line = cluster.map_shared_rank(line_of(inbox, row, rank, ranks), row % ranks);
+                line[16 * column + (lane >> 2)] = acc[t][i];
+                line[16 * column + (lane >> 2) + 8] = acc[t][i + 2];
+            }
+        }
 }
-
-// v += elements 4*lane .. +3 of a row of sums, over the blocks of the cluster in the order of their ranks.
-__device__ __forceinline__ void gather(cg::cluster_group& cluster, float* row, int lane, float v[4]) {
-    const int ranks = cluster.num_blocks();
-#pragma unroll 8
-    for (int rank = 0; rank < ranks; ++rank) {
-        const float4 part = *reinterpret_cast<float4*>(cluster.map_shared_rank(row, rank) + 4 * lane);
+// v += elements 4*lane .. +3 of a row, from the senders first, first + step, ...
+__device__ __forceinline__ void receive(float* inbox, int row, int first, int ranks, int step, int lane, float v[4]) {
+#pragma unroll 4
+    for (int sender = first; sender < ranks; sender += step) {
+        const float4 part = *reinterpret_cast<const float4*>(line_of(inbox, row, sender, ranks) + 4 * lane);
         v[0] += part.x, v[1] += part.y, v[2] += part.z, v[3] += part.w;
     }
 }
@@ -214,18 +261,29 @@ __device__ __forceinline__ void share(int blocks, int parts, int part, int& firs
     last = first + base + (part < rest);
 }
 
-// Dynamic shared memory: the rings and `sets` of rotated rows; afterwards the sums of the groups in their place.
-template <int MT> constexpr int shared_bytes(int groups, int sets) {
-    const int work = 8 * groups * kRingBytes + sets * kActivationBytes<MT>, sums = groups * MT * kSumRow * 4;
-    return work > sums ? work : sums;
+// Dynamic shared memory: the rings, the rotated rows, the inbox (rows up to a multiple of the largest cluster).
+template <int MT> struct Shared {
+    static constexpr int xs = kWarps * kRingBytes, inbox = xs + kActivationBytes<MT>, bytes = inbox + (MT + 7) * kSumRow * 4;
+};
+
+// Into the second-level cache: what nobody writes may be asked for before the kernel in front has ended.
+__device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+__device__ __forceinline__ void prefetch_halves(const half* p, int count) {
+    for (int i = 64 * threadIdx.x; i < count; i += 64 * blockDim.x) prefetch(p + i);
 }
 
-constexpr int kDenseBytes = kStrip * (kStrip + 1) * 4;  // a block of dense weights, rows padded
+inline cudaError_t attribute(cudaDeviceAttr which, int& value) {
+    int device;
+    const cudaError_t error = cudaGetDevice(&device);
+    return error == cudaSuccess ? cudaDeviceGetAttribute(&value, which, device) : error;
+}
 
 // Launch with a cluster and programmatic dependence: the kernel may begin while the one before it in the stream ends, and
 // waits for it (cudaGridDependencySynchronize) before it touches anything but weights.
-template <class Args> cudaError_t launch(void (*kernel)(Args), dim3 grid, int threads, int shared, int cluster, cudaStream_t stream, const Args& args) {
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+template <class Args> cudaError_t launch(void (*kernel)(Args), dim3 grid, int shared, int cluster, cudaStream_t stream, const Args& args) {
+    int count, memory;
+    cudaError_t error = attribute(cudaDevAttrMultiProcessorCount, count);
+    if (error == cudaSuccess) error = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, memory);
     if (error != cudaSuccess) return error;
     cudaLaunchAttribute attributes[2];
     attributes[0].id = cudaLaunchAttributeClusterDimension;
@@ -233,29 +291,35 @@ template <class Args> cudaError_t launch(void (*kernel)(Args), dim3 grid, int th
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = grid, config.blockDim = dim3(threads), config.dynamicSmemBytes = shared, config.stream = stream;
+    config.gridDim = grid, config.blockDim = dim3(kThreads), config.stream = stream;
     config.attrs = attributes, config.numAttrs = 2;
-    return cudaLaunchKernelEx(&config, kernel, args);
+    // One block to a multiprocessor if the device takes all of them so, else two: left alone, they crowd on some. To ask for a
+    // half or a third of its memory sees to that.
+    const long blocks = static_cast<long>(grid.x) * grid.y * grid.z;
+    for (int most = cluster > 1 && blocks <= 2L * count ? 1 : 3;; ++most) {
+        config.dynamicSmemBytes = most < 3 ? std::max(shared, memory / (most + 1)) : shared;
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.dynamicSmemBytes));
+        if (error != cudaSuccess) return error;
+        int clusters = 0;
+        if (most < 3) error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+        if (error != cudaSuccess) return error;
+        if (most == 3 || clusters * cluster >= blocks) return cudaLaunchKernelEx(&config, kernel, args);
+    }
 }
 
-inline cudaError_t multiprocessors(int& count) {
-    int device;
-    const cudaError_t error = cudaGetDevice(&device);
-    return error == cudaSuccess ? cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) : error;
-}
-
-// Blocks of a cluster for `units` strips of `blocks` k blocks, one group of eight warps each: the size with the least time
-// by a rough model, fitted to timings: a block of 128 inputs takes 10, or 7 for each strip that shares a multiprocessor; one
-// more for beginning and end; each block of the cluster adds 3. Other sizes pack badly into a device's clusters.
-inline cudaError_t cluster_size(int units, int blocks, int& cluster) {
+// Blocks of a cluster for `units` strips of `blocks` k blocks, one block of eight warps each: the size, at most `most`, with the
+// least time by a rough model, fitted to timings. A block of 128 inputs takes 7 for each strip that shares a multiprocessor and
+// 10 for one that has it to itself; 13 in clusters of more than two, which do not spread evenly over so few. Sizes that pack
+// badly are left out.
+inline cudaError_t cluster_size(int units, int blocks, int most, int& cluster) {
     int count;
-    const cudaError_t error = multiprocessors(count);
+    const cudaError_t error = attribute(cudaDevAttrMultiProcessorCount, count);
     if (error != cudaSuccess) return error;
     long least = 0;
-    for (const int size : {1, 2, 3, 4, 8}) {
-        if (size > blocks) break;
-        const long load = 7 * ((static_cast<long>(units) * size + count - 1) / count);
-        const long time = ((blocks + size - 1) / size + 1) * (load > 10 ? load : 10) + 3 * (size - 1);
+    for (const int size : {1, 2, 4, 5, 8}) {
+        if (size > blocks || size > most) break;
+        const long load = (static_cast<long>(units) * size + count - 1) / count;
+        const long time = (blocks + size - 1) / size * (load > 1 ? 7 * load : size > 2 ? 13 : 10) + 2 * size;
         if (size == 1 || time < least) least = time, cluster = size;
     }
     return cudaSuccess;
