@@ -5,7 +5,10 @@
 An engine is a tree of processes (server, engine core, worker), and each of them needs some 5 s to import vLLM. On CPUs vLLM insists on
 new interpreters for them (`spawn`), because it wants to bind OpenMP's threads before any exists. The lab binds none
 (VLLM_CPU_OMP_THREADS_BIND=nobind), so the children can be forks that have everything imported; VLLM_WORKER_MULTIPROC_METHOD=spawn in
-the environment gives vLLM's own way back. Nothing else of vLLM is changed.
+the environment gives vLLM's own way back.
+
+vLLM's workers ask the kernel for the memory nodes that they may use. One without cpusets, as that of a User-Mode Linux is, does not say; it
+has a single node. Nothing else of vLLM is changed.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ def main() -> int | None:
     method = os.environ.setdefault(_METHOD, "fork")
     gc.disable()  # an import makes no garbage, only a fifth more work for its collector
     import vllm.entrypoints.cli.serve
+    import vllm.utils.cpu_resource_utils as resources
     import vllm.v1.worker.cpu_worker  # noqa: F401
     from vllm.entrypoints.cli.main import main as command
     from vllm.platforms.cpu import CpuPlatform
@@ -33,6 +37,8 @@ def main() -> int | None:
         os.environ[_METHOD] = method
 
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+    if not resources.get_memory_affinity():
+        resources.get_memory_affinity = lambda _pid=0: [0]
     gc.freeze()  # what is imported stays, and the children share its memory for as long as nobody counts it
     gc.enable()
     return command()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import struct
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from ..network import CABLE_MTU, Network
 from ..progress import LabError
 from ..ssh import Keys
 from ..topology import HCA_OF, MANAGEMENT_NETDEV, Host, Topology
-from . import seed
+from . import mappings, seed
 from .image import INIT, image
 from .kernel import PREREQUISITES, kernel
 
@@ -51,12 +52,14 @@ class UmlBackend(Backend):
                 shutil.rmtree(directory)
             directory.mkdir(mode=0o700)
             seed.write(directory / "seed.tar", host, topology, keys, built / "modules/lib/modules")
+            for netdev, mac in _ports(host, topology).items():
+                _filter(directory, netdev).write_bytes(others_frames(mac))
             command = [str(built / "linux"), *_arguments(directory, disk / "disk.img", host, topology)]
             (directory / "host.json").write_text(json.dumps({"kernel": str(built), "image": str(disk), "command": command}, indent=1))
+        mappings.allow()
         # Older ones go when no host of any lab runs on them any more.
-        described = [json.loads(file.read_text()) for file in self._state.parent.glob("*/*/host.json")]
         for name, part in (("uml-kernel", "kernel"), ("uml-image", "image")):
-            cache.prune(name, keep={Path(other[part]) for other in described if part in other})
+            cache.prune(name, keep={Path(described[part]) for described in self._hosts_of_all_labs().values()})
 
     def power_on(self, host: Host) -> None:
         directory, group = self._directory(host), self._group(host)
@@ -116,6 +119,8 @@ class UmlBackend(Backend):
             group = HostGroup(name)
             group.kill()
             group.remove()
+        if all(directory.parent == self._state for directory in self._hosts_of_all_labs()):
+            mappings.give_back()
 
     def leftovers(self) -> list[str]:
         return [f"control group {name}" for name in cgroups.groups(self._prefix)]
@@ -123,17 +128,42 @@ class UmlBackend(Backend):
     def _group(self, host: Host) -> HostGroup:
         return HostGroup(self._prefix + host.name)
 
+    def _hosts_of_all_labs(self) -> dict[Path, dict]:
+        """Directory -> description of every full-kernel host of this user's labs."""
+        described = {file.parent: json.loads(file.read_text()) for file in self._state.parent.glob("*/*/host.json")}
+        return {directory: description for directory, description in described.items() if "kernel" in description}
+
     def _directory(self, host: Host) -> Path:
         return self._state / host.name
+
+
+def _ports(host: Host, topology: Topology) -> dict[str, str]:
+    """Device -> MAC address of all that a host has sockets on."""
+    return {MANAGEMENT_NETDEV: host.management_mac, **seed.legs(host, topology)}
+
+
+def _filter(directory: Path, netdev: str) -> Path:
+    return directory / f"{netdev}.bpf"
+
+
+def others_frames(mac: str) -> bytes:
+    """A classic BPF program that takes all frames but a device's own: its socket would get back what it has sent."""
+    octets = bytes.fromhex(mac.replace(":", ""))
+    source = (int.from_bytes(octets[:2]), int.from_bytes(octets[2:]))  # at bytes 6 and 8 of a frame
+    load_half, load_word, if_equal, take = 0x28, 0x20, 0x15, 0x06  # linux/bpf_common.h
+    program = [
+        (load_word, 0, 0, 8), (if_equal, 0, 3, source[1]), (load_half, 0, 0, 6), (if_equal, 0, 1, source[0]),
+        (take, 0, 0, 0), (take, 0, 0, 0xFFFFFFFF),
+    ]  # fmt: skip
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
 def _arguments(directory: Path, disk: Path, host: Host, topology: Topology) -> list[str]:
     """The kernel's command line."""
     # gro: without it the big frames that a veth hands over are dropped, and TCP crawls. seccomp: twice as fast as ptrace.
-    ports = {MANAGEMENT_NETDEV: host.management_mac, **seed.legs(host, topology)}
     nics = [
-        f"vec{number}:transport=raw,ifname={netdev},mac={mac},depth=128,gro=1,mtu={CABLE_MTU}"
-        for number, (netdev, mac) in enumerate(ports.items())
+        f"vec{number}:transport=raw,ifname={netdev},mac={mac},depth=128,gro=1,mtu={CABLE_MTU},bpffile={_filter(directory, netdev)}"
+        for number, (netdev, mac) in enumerate(_ports(host, topology).items())
     ]
     return [
         f"umid={host.name}", f"uml_dir={directory}", f"mem={MEMORY_MIB}M", "seccomp=on", "con=null", "con0=null,fd:1",

@@ -1,9 +1,12 @@
 # Copyright: gb10.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a full-kernel host is given at its first boot."""
+"""What a full-kernel host is given at its first boot, and what its processes need of the machine."""
 
 from __future__ import annotations
 
+import ctypes
+import socket
+import struct
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +15,8 @@ import pytest
 
 from tests.lab import ssh
 from tests.lab.topology import PORTS, standard
-from tests.lab.uml import seed
+from tests.lab.uml import mappings, seed
+from tests.lab.uml.backend import others_frames
 
 
 @pytest.fixture
@@ -53,3 +57,53 @@ def test_secrets_are_closed_and_nothing_hides_a_directory_of_the_image(archive: 
     assert (modes["etc/ssh/ssh_host_ed25519_key"], modes["root/.ssh"], modes["root/.ssh/authorized_keys"]) == (0o600, 0o700, 0o600)
     assert not any(name.startswith(("lib/", "bin/", "sbin/")) for name in modes)
     assert "usr/lib/modules/7.2.0/extra/zfs.ko" in modes
+
+
+def test_a_port_takes_all_frames_but_its_own() -> None:
+    mine, others = "02:67:62:01:00:01", ["02:67:62:01:00:02", "02:66:62:01:00:01", "03:67:62:01:00:01"]
+    program = others_frames(mine)
+    code = ctypes.create_string_buffer(program)
+    port, wire = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with port, wire:
+        attach_filter = 26  # asm-generic/socket.h: SO_ATTACH_FILTER
+        port.setsockopt(socket.SOL_SOCKET, attach_filter, struct.pack("HP", len(program) // 8, ctypes.addressof(code)))
+        port.settimeout(5)
+        for source in (mine, *others, mine):
+            wire.send(frame(others[0], source))
+        assert [port.recv(100) for _other in others] == [frame(others[0], other) for other in others]
+        port.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            port.recv(100)
+
+
+def frame(to: str, source: str) -> bytes:
+    return bytes.fromhex((to + source).replace(":", "")) + b"\x08\x00" + bytes(46)
+
+
+@pytest.fixture
+def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine's setting, in a file of its own."""
+    setting = tmp_path / "max_map_count"
+    monkeypatch.setattr(mappings, "SETTING", setting)
+    monkeypatch.setattr(mappings, "BEFORE", tmp_path / "before")
+    return setting
+
+
+def test_the_machine_gets_its_own_limit_back_however_often_it_was_raised(machines: Path) -> None:
+    machines.write_text("65530\n")
+    mappings.allow()
+    assert int(machines.read_text()) == mappings.NEEDED
+    machines.write_text("70000\n")  # somebody else's doing meanwhile
+    mappings.allow()
+    mappings.give_back()
+    assert machines.read_text() == "65530\n"
+    machines.write_text("70000\n")
+    mappings.give_back()
+    assert machines.read_text() == "70000\n"
+
+
+def test_a_limit_that_is_high_enough_is_left_alone(machines: Path) -> None:
+    machines.write_text("2000000\n")
+    mappings.allow()
+    mappings.give_back()
+    assert machines.read_text() == "2000000\n"
