@@ -20,8 +20,8 @@ plan: ## print the whole plan of an inventory as JSON, no host needed; INVENTORY
 lab-down: ## end the lab and leave nothing behind
 	@tools/run python -m tests.lab down
 
-fullkernel: ## three hosts with kernels of their own (RDMA, ZFS, NFS); the first time builds the kernel, up to half an hour
-	@GB10_LAB=$${GB10_LAB:-fullkernel} tools/run python -m tests.lab up --backend uml $(ARGS)
+fullkernel: ## three hosts with kernels of their own (RDMA, ZFS, NFS); the first time builds the kernel, half an hour and more
+	@GB10_LAB=$${GB10_LAB:-fullkernel} tools/run python -m tests.lab prepare --backend uml --profile lab-tiny $(ARGS)
 
 fullkernel-down: ## end that lab and leave nothing behind
 	@GB10_LAB=$${GB10_LAB:-fullkernel} tools/run python -m tests.lab down

@@ -49,11 +49,11 @@ def plan() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def hosts() -> dict[str, Host]:
+def hosts(plan: dict[str, Any]) -> dict[str, Host]:
     """The lab's hosts by name. ssh goes through the lab's own network namespace."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     ssh_config = cache / "gb10-cluster" / "labs" / os.environ.get("GB10_LAB", "lab") / "ssh_config"
-    return {name: testinfra.get_host(f"ssh://{name}", ssh_config=str(ssh_config)) for name in ("t1", "t2", "t3")}
+    return {name: testinfra.get_host(f"ssh://{name}", ssh_config=str(ssh_config)) for name in plan["cluster"]["members"]}
 
 
 @pytest.fixture(params=["t1", "t2", "t3"])

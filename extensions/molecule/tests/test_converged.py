@@ -82,6 +82,28 @@ def test_workers_started_before_the_head(hosts: dict[str, Host]) -> None:
     assert max(started["t2"], started["t3"]) < started["t1"]
 
 
+def test_the_guard_watches_the_rank(host: Host) -> None:
+    assert host.service("gb10-guard@lab.service").is_running
+    assert "watches group lab, at the floor it stops the rank" in host.check_output(
+        "journalctl -u gb10-guard@lab.service -o cat --no-pager"
+    )
+
+
+def test_the_exporter_knows_the_rank_and_is_on_the_management_network_alone(host: Host, plan: dict[str, Any]) -> None:
+    address = plan["members"][host.member]["management"]["address"]
+    said = host.check_output(f"curl -sf http://{address}:29610/metrics")
+    assert f'gb10_rank_phase{{group="lab",rank="{plan["members"][host.member]["rank"]}",phase="serving"}} 1' in said
+    assert 'gb10_port_mtu_bytes{device="enp1s0f0np0"} 9000' in said
+    assert ("gb10_breaker_open" in said) == (host.member == "t1")
+    leg = plan["members"][host.member]["legs"][0]["address"]
+    assert host.run(f"curl -sf http://{leg}:29610/metrics").rc != 0
+
+
+def test_units_beside_the_rank_may_do_little(host: Host) -> None:
+    for unit in ("gb10-guard@lab.service", "gb10-exporter@lab.service"):
+        assert "OK" in host.check_output(f"systemd-analyze security --no-pager {unit}").splitlines()[-1]
+
+
 def test_only_the_key_opens_the_endpoint(hosts: dict[str, Host], plan: dict[str, Any]) -> None:
     def status(arguments: str) -> str:
         return hosts["t2"].check_output(f"curl -s -o /dev/null -w '%{{http_code}}' {arguments} {plan['service']['url']}/v1/models")

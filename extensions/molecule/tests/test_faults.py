@@ -42,7 +42,7 @@ def all_serve(hosts: dict[str, Host]) -> bool:
 
 
 def lab(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "tests.lab", *arguments], cwd=ROOT, check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "tests.lab", *arguments], cwd=ROOT, check=True, timeout=300)
 
 
 def test_a_rank_that_dies_during_start_stops_all_and_shows_its_last_lines(playbook: Any, hosts: dict[str, Host]) -> None:
@@ -69,6 +69,28 @@ def test_a_killed_container_ends_the_group_and_it_comes_back_by_itself(hosts: di
     hosts["t3"].check_output("podman kill gb10-lab")
     wait_for(lambda: phase(hosts["t1"]) != "serving" and phase(hosts["t2"]) != "serving", 60)
     wait_for(lambda: all_serve(hosts))
+
+
+def test_a_frozen_rank_is_found_by_the_canary(hosts: dict[str, Host]) -> None:
+    """Its supervisor lives, /health answers 200, and nothing computes: only a token that does not come tells."""
+    hosts["t3"].check_output("kill -STOP $(podman top gb10-lab hpid | tail -n +2)")
+    assert hosts["t1"].check_output("curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:8000/health") == "200"
+    wait_for(lambda: phase(hosts["t1"]) != "serving", 180)
+    reason = json.loads(hosts["t1"].check_output("cat /run/gb10/lab/state.json"))["failure"]["reason"]
+    assert "rank 0 on t1 no longer computes: no token and no movement for" in reason
+    wait_for(lambda: all_serve(hosts))
+
+
+def test_a_group_that_keeps_failing_stays_down_until_it_is_started(playbook: Any, hosts: dict[str, Host]) -> None:
+    book = "/var/lib/gb10/recovery/lab.json"
+    failures = json.loads(hosts["t1"].check_output(f"cat {book}"))["failures"]
+    assert len(failures) == 2, "the killed and the frozen one; a member that leaves is none"
+    more = json.dumps({"failures": failures * 2})
+    hosts["t1"].check_output(f"echo '{more}' > {book} && podman kill gb10-lab")
+    wait_for(lambda: hosts["t1"].check_output(f"systemctl is-active {UNIT} || true") == "failed", 120)
+    assert "the group keeps failing" in playbook("status").stdout
+    assert playbook("start").returncode == 0
+    assert all_serve(hosts) and not hosts["t1"].file(book).exists
 
 
 def test_a_power_cut_ends_the_group_and_power_brings_it_back(hosts: dict[str, Host]) -> None:

@@ -1,64 +1,23 @@
 # Copyright: gb10.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What only a kernel of one's own can prove: RDMA over the legs, kernel parameters with their effect, swap, memory, NFS and ZFS."""
+"""What only a kernel of one's own can prove of a host: RDMA, kernel parameters with their effect, swap, memory, NFS and ZFS."""
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import subprocess
-import sys
-import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from testinfra.host import Host
 
-ROOT = Path(__file__).resolve().parents[3]
-GID_INDEX = 1  # of an IPv4 address on a soft-RoCE device; a ConnectX has it at 3
+from extensions.molecule.tests.kernel_hosts import GID_INDEX, gid, legs, wait_for
+
 MIN_FREE_KBYTES = 65536
-CUT, PEER = ("t1", "enp1s0f0np0"), ("t2", "enp1s0f1np1")
 
 pytestmark = pytest.mark.fullkernel
-
-
-def lab(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "tests.lab", *arguments], cwd=ROOT, check=True, timeout=300)
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.5)
-
-
-def boot_id(host: Host) -> str:
-    """Tells one boot from another; empty while the host does not answer (a connection of the boot before ends after 30 s)."""
-    try:
-        return str(host.run("cat /proc/sys/kernel/random/boot_id").stdout.strip())
-    except RuntimeError:
-        return ""
-
-
-def booted_since(host: Host, before: str) -> bool:
-    return boot_id(host) not in ("", before)
-
-
-def legs(plan: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    return [(leg["ends"][0], leg["ends"][1]) for leg in plan["fabric"]["legs"]]
-
-
-def gid(host: Host, hca: str, index: int) -> tuple[str, str, str]:
-    """GID, type and device of an entry of a device's table."""
-    port = f"/sys/class/infiniband/{hca}/ports/1"
-    files = f"{port}/gids/{index} {port}/gid_attrs/types/{index} {port}/gid_attrs/ndevs/{index}"
-    value, kind, netdev = host.check_output(f"cat {files}").splitlines()
-    return value, kind, netdev
 
 
 def pingpong(server: Host, client: Host, ends: tuple[dict[str, Any], dict[str, Any]], index: int) -> int:
@@ -74,9 +33,7 @@ def pingpong(server: Host, client: Host, ends: tuple[dict[str, Any], dict[str, A
 def test_every_legs_address_is_in_the_gid_table_of_its_device(plan: dict[str, Any], hosts: dict[str, Host]) -> None:
     for ends in legs(plan):
         for end in ends:
-            value, kind, netdev = gid(hosts[end["member"]], end["hca"], GID_INDEX)
-            assert ipaddress.IPv6Address(value).ipv4_mapped == ipaddress.IPv4Address(end["address"])
-            assert (kind, netdev) == ("RoCE v2", end["netdev"])
+            assert gid(hosts[end["member"]], end["hca"], GID_INDEX) == (end["address"], "RoCE v2", end["netdev"])
 
 
 def test_verbs_cross_every_leg_with_that_gid(plan: dict[str, Any], hosts: dict[str, Host]) -> None:
@@ -170,56 +127,3 @@ def test_a_zfs_snapshot_goes_to_another_host_and_back_in_time(hosts: dict[str, H
     finally:
         for host in (first, second):
             host.run("zpool destroy tank; rm -f /root/tank.img")
-
-
-def test_both_ends_of_a_pulled_cable_lose_the_carrier_and_keep_the_address(hosts: dict[str, Host]) -> None:
-    def state(end: tuple[str, str]) -> tuple[bool, bool]:
-        text = hosts[end[0]].check_output(f"ip address show {end[1]}")
-        return "LOWER_UP" in text, "inet 10.10." in text
-
-    lab("cut", *CUT)
-    try:
-        wait_for(lambda: state(CUT) == (False, True) and state(PEER) == (False, True))
-    finally:
-        lab("mend", *CUT)
-    wait_for(lambda: state(CUT) == (True, True) and state(PEER) == (True, True))
-    hosts["t1"].check_output("ping -n -c 1 -W 2 -M do -s 8972 -I enp1s0f0np0 10.10.0.2")
-
-
-def test_a_power_cut_takes_the_carrier_from_the_neighbours_and_power_brings_it_back(hosts: dict[str, Host]) -> None:
-    def carrier(name: str, netdev: str) -> bool:
-        return "LOWER_UP" in hosts[name].check_output(f"ip link show {netdev}")
-
-    lab("off", "t2")
-    try:
-        wait_for(lambda: not carrier("t1", "enp1s0f0np0") and not carrier("t3", "enp1s0f1np1"))
-    finally:
-        lab("on", "t2")
-    wait_for(lambda: carrier("t1", "enp1s0f0np0") and carrier("t3", "enp1s0f1np1"))
-    hosts["t1"].check_output("ping -n -c 1 -W 2 -I enp1s0f0np0 10.10.0.2")
-    wait_for(lambda: boot_id(hosts["t2"]) != "")
-
-
-def test_a_hung_host_answers_again_when_it_goes_on(hosts: dict[str, Host]) -> None:
-    ping = "ping -n -c 1 -W 2 -I enp1s0f0np0 10.10.0.2"
-    lab("hang", "t2")
-    try:
-        assert hosts["t1"].run(ping).rc != 0
-    finally:
-        lab("resume", "t2")
-    wait_for(lambda: hosts["t1"].run(ping).rc == 0)
-
-
-def test_a_reboot_keeps_all_of_the_fabric(plan: dict[str, Any], hosts: dict[str, Host], playbook: Any) -> None:
-    before = {name: boot_id(host) for name, host in hosts.items()}
-    for host in hosts.values():
-        host.check_output("systemd-run --quiet --on-active=1 systemctl reboot")
-    for name, host in hosts.items():
-        wait_for(partial(booted_since, host, before[name]), 120)
-        assert host.check_output("systemctl is-system-running --wait") == "running"
-        assert host.check_output("tail -n +2 /proc/swaps") == ""
-        assert host.check_output("cat /proc/sys/vm/min_free_kbytes") == str(MIN_FREE_KBYTES)
-    test_every_legs_address_is_in_the_gid_table_of_its_device(plan, hosts)
-    done = playbook("site", "--tags", "fabric")
-    assert done.returncode == 0, done.stdout
-    assert not re.search(r"changed=[1-9]", done.stdout), done.stdout
