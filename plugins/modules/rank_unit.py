@@ -63,7 +63,7 @@ actions:
   type: list
   elements: str
 started_at:
-  description: The member's clock just before the rank was started, in seconds since 1970; V(0) when it was running already.
+  description: The member's clock just before the rank was started, or looked at where it was running already; seconds since 1970.
   returned: always
   type: float
 """
@@ -138,7 +138,8 @@ def main() -> None:
     unit, target = _units.rank_unit(group), _units.target_unit(group)
     actions: list[str] = []
     diff: list[dict[str, str]] = []
-    started_at = 0.0
+    # What failed before is not what a wait is about, also where the rank runs already and waits for the others.
+    started_at = time.time()
 
     if wanted_state == "stopped":
         if running.is_active:
