@@ -58,6 +58,8 @@ async def supervise(config: RankConfig) -> int:
         end = supervisor.own_end("was stopped")
     except GroupEnd as group_end:
         end = group_end
+    # Not later: a container may take its time to stop, and whoever starts the group meanwhile waits for what comes after.
+    ended_at = time.time()
     notify("STOPPING=1")
     if stopped.is_set():
         state.enter("stopping")
@@ -65,9 +67,9 @@ async def supervise(config: RankConfig) -> int:
         state.enter("stopped")
         return STATUS_STOPPED
     await supervisor.end(end)
-    state.fail(end.reason, end.culprit, end.log)
+    state.fail(end.reason, end.culprit, end.log, ended_at)
     if config.is_head and end.counts:
-        Book(config.failures).add(Failure(time.time(), end.reason))
+        Book(config.failures).add(Failure(ended_at, end.reason))
     return STATUS_FAILED if end.culprit == config.me.member else STATUS_GROUP_ENDED
 
 

@@ -65,9 +65,9 @@ class State:
         notify(f"STATUS={phase}{': ' + detail if detail else ''}")
         print(f"gb10: {phase}{': ' + detail if detail else ''}", flush=True)
 
-    def fail(self, reason: str, culprit: str, log: list[str]) -> None:
-        """Record why the group ended: the rank that ended it and its last log lines."""
-        self.data["failure"] = {"at": time.time(), "reason": reason, "culprit": culprit, "log": log}
+    def fail(self, reason: str, culprit: str, log: list[str], at: float) -> None:
+        """Record why the group ended and when (seconds since 1970): the rank that ended it and its last log lines."""
+        self.data["failure"] = {"at": at, "reason": reason, "culprit": culprit, "log": log}
         self.enter("failed", reason)
 
     def canary(self, seconds: float) -> None:
@@ -78,7 +78,7 @@ class State:
     def stay_down(self, reason: str) -> None:
         """Record why this start is none; the log is still that of the last failure."""
         failure = self.data["failure"] or {}
-        self.fail(reason, self.data["member"], failure.get("log", []))
+        self.fail(reason, self.data["member"], failure.get("log", []), time.time())
 
     def clear_failure(self) -> None:
         """A group that serves has no failure to report."""
