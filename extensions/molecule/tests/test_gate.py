@@ -30,8 +30,8 @@ def slowed(host: Host, device: str) -> Iterator[None]:
 
 @contextmanager
 def lossy(host: Host, device: str) -> Iterator[None]:
-    """A leg that loses every fifth frame that comes in."""
-    rule = f"add rule inet loss in iifname {device} numgen random mod 100 < 20 drop"
+    """A leg that loses every third frame that comes in: with one in five, TCP was seen to get along."""
+    rule = f"add rule inet loss in iifname {device} numgen random mod 100 < 33 drop"
     host.check_output(f"nft 'add table inet loss; add chain inet loss in {{ type filter hook input priority 0; }}; {rule}'")
     try:
         yield
@@ -56,7 +56,7 @@ def test_a_slowed_leg_and_one_with_loss_are_named(playbook: Any, hosts: dict[str
         done = playbook("gate")
     assert done.returncode != 0
     (problem,) = artefact(hosts)["problems"]
-    assert "leg t2 - t3 by t2.0-t3.1 half B reaches" in problem and "leg t1 - t2 by t1.0-t2.1 half A reaches" in problem
+    assert "leg t2 - t3 by t2.0-t3.1 half B " in problem and "leg t1 - t2 by t1.0-t2.1 half A " in problem
     assert problem.count("leg ") == 2 and "TCP segments sent again" in problem
     assert problem in " ".join(done.stdout.split())
 
