@@ -58,6 +58,8 @@ cd undoing || exit 1
 echo "the change of the network was not confirmed: putting the previous files back"
 while read -r path; do rm -f "$path"; done <created
 tar -C / -xpf replaced.tar || exit 1
+# What a power cut in the middle of a write leaves beside a file.
+(cat created; tar -tf replaced.tar | sed 's|^|/|') | while read -r path; do rm -f "${{path%/*}}/.${{path##*/}}."*; done
 ip -4 -force -batch flush
 netplan "$1"
 ip -force -batch links
