@@ -128,11 +128,6 @@ class Job:
                 break
         return True
 
-    def forget(self) -> None:
-        """Remove what is left of a job that does not run."""
-        for path in (self._state, self._log, self._lock):
-            path.unlink(missing_ok=True)
-
     def _take_lock(self) -> int | None:
         """The lock's descriptor; None where a living job has it."""
         self._lock.parent.mkdir(parents=True, exist_ok=True)

@@ -53,11 +53,6 @@ def is_repository(name: str) -> bool:
     return bool(_REPOSITORY.fullmatch(name))
 
 
-def is_commit(revision: str) -> bool:
-    """Whether a revision means the same for ever: a branch or a tag can be moved."""
-    return bool(_COMMIT.fullmatch(revision))
-
-
 def hub(endpoint: str, repository: str, revision: str) -> Origin:
     """Files of a repository. A commit's hash as revision makes them the same for ever."""
     return Origin(f"{repository} at {revision} on {endpoint}", f"{endpoint}/{repository}/resolve/{quote(revision, safe='')}")

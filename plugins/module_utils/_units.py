@@ -43,6 +43,19 @@ SystemCallArchitectures=native
 SystemCallFilter=@system-service
 """
 """For the units beside the rank. They read procfs and sysfs; the guard writes one file there and signals a process of its own user."""
+GUARD_DIRECTIVES = """\
+OOMScoreAdjust=-900
+LimitMEMLOCK=infinity
+RuntimeDirectory=gb10/%i
+RuntimeDirectoryMode=0700
+RuntimeDirectoryPreserve=yes
+PrivateNetwork=yes
+RestrictAddressFamilies=none
+"""
+EXPORTER_DIRECTIVES = """\
+ProtectKernelTunables=yes
+RestrictAddressFamilies=AF_INET
+"""
 STOP_MARGIN_S = 30
 """Time beyond the container's own stop time in which the rank tells the others and removes the container."""
 
@@ -104,48 +117,31 @@ RuntimeDirectory=gb10/%i
 RuntimeDirectoryMode=0700
 RuntimeDirectoryPreserve=yes
 """
-    guard = f"""\
-# Written by gb10.cluster (role service).
-[Unit]
-Description=Memory guard of the inference group %i
-PartOf=gb10@%i.target
+    return [
+        ManagedFile("/etc/systemd/system/gb10@.target", target.encode()),
+        ManagedFile("/etc/systemd/system/gb10-rank@.service", rank.encode()),
+        _companion("guard", "Memory guard", GUARD_DIRECTIVES),
+        _companion("exporter", "Prometheus exporter", EXPORTER_DIRECTIVES),
+    ]
 
-[Service]
-SyslogIdentifier=gb10-guard
-ExecStart=/usr/bin/python3 {NODE_PACKAGE} guard %i
-Restart=always
-RestartSec={RESTART_S}
-RestartPreventExitStatus=78
-OOMScoreAdjust=-900
-LimitMEMLOCK=infinity
-RuntimeDirectory=gb10/%i
-RuntimeDirectoryMode=0700
-RuntimeDirectoryPreserve=yes
-PrivateNetwork=yes
-RestrictAddressFamilies=none
-{HARDENED}"""
-    exporter = f"""\
+
+def _companion(service: str, what: str, directives: str) -> ManagedFile:
+    """A template unit beside the rank, which comes and goes with the group."""
+    text = f"""\
 # Written by gb10.cluster (role service).
 [Unit]
-Description=Prometheus exporter of the inference group %i
+Description={what} of the inference group %i
 After=network-online.target
 PartOf=gb10@%i.target
 
 [Service]
-SyslogIdentifier=gb10-exporter
-ExecStart=/usr/bin/python3 {NODE_PACKAGE} exporter %i
+SyslogIdentifier=gb10-{service}
+ExecStart=/usr/bin/python3 {NODE_PACKAGE} {service} %i
 Restart=always
 RestartSec={RESTART_S}
 RestartPreventExitStatus=78
-ProtectKernelTunables=yes
-RestrictAddressFamilies=AF_INET
-{HARDENED}"""
-    return [
-        ManagedFile("/etc/systemd/system/gb10@.target", target.encode()),
-        ManagedFile("/etc/systemd/system/gb10-rank@.service", rank.encode()),
-        ManagedFile("/etc/systemd/system/gb10-guard@.service", guard.encode()),
-        ManagedFile("/etc/systemd/system/gb10-exporter@.service", exporter.encode()),
-    ]
+{directives}{HARDENED}"""
+    return ManagedFile(f"/etc/systemd/system/gb10-{service}@.service", text.encode())
 
 
 def rank_files(config: Mapping[str, Any], package: bytes, image_id: str, api_key: str | None) -> list[ManagedFile]:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from . import cgroups
 from .cgroups import HostGroup
 from .network import Network
 from .progress import LabError
@@ -41,15 +42,19 @@ class Backend(ABC):
     prerequisites: Mapping[str, str] = {}  # command -> Debian package that brings it, beyond what every lab needs
     own_kernel = False  # a host is a process with sockets on its ports, and not a user of its network namespace
 
-    _network: Network
-
-    @abstractmethod
-    def _group(self, host: Host) -> HostGroup:
-        """The control group that is the host: what is in it is all of the host that runs."""
-
-    @abstractmethod
     def __init__(self, lab: str, state: Path) -> None:
         """The hosts of the lab `lab`, with what is theirs under `state`."""
+        self._prefix = f"gb10-{lab}-"
+        self._state = state
+        self._network = Network(lab)
+
+    def _group(self, host: Host) -> HostGroup:
+        """The control group that is the host: what is in it is all of the host that runs."""
+        return HostGroup(self._prefix + host.name)
+
+    def _directory(self, host: Host) -> Path:
+        """What is the host's own under the state directory."""
+        return self._state / host.name
 
     @abstractmethod
     def prepare(self, topology: Topology, keys: Keys) -> None:
@@ -99,17 +104,20 @@ class Backend(ABC):
     def links(self, host: Host) -> list[dict]:
         """The host's network devices and addresses, as `ip -json address` tells them."""
 
-    @abstractmethod
     def console(self, host: Host) -> Path:
         """File with what the host printed while booting."""
+        return self._directory(host) / "console.log"
 
-    @abstractmethod
     def down(self) -> None:
         """End every host of the lab, also those of an earlier run, and remove all that is theirs outside the state directory."""
+        for name in cgroups.groups(self._prefix):
+            group = HostGroup(name)
+            group.kill()
+            group.remove()
 
-    @abstractmethod
     def leftovers(self) -> list[str]:
         """What of the hosts is still on this machine, in words."""
+        return [f"control group {name}" for name in cgroups.groups(self._prefix)]
 
     def wait(self, hosts: Sequence[Host], timeout_s: float = BOOT_S) -> None:
         """Return when all hosts have booted. Raises LabError with the end of the console of one that has not."""

@@ -25,6 +25,7 @@ class HostGroup:
     """The control group `name` in every hierarchy of this machine."""
 
     def __init__(self, name: str) -> None:
+        self.name = name
         self._unified = (_ROOT / "cgroup.controllers").exists()
         self._directories = [_ROOT / name] if self._unified else [tree / name for tree in _trees()]
         # The hierarchy that is asked who belongs to the host; with one tree per controller it must be the freezer's.

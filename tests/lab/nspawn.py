@@ -10,11 +10,9 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import cache, cgroups, overlay
+from . import cache, overlay
 from .backend import Backend
-from .cgroups import HostGroup
 from .enter import inside
-from .network import Network
 from .paths import PYTHON, REPOSITORY, mount_points
 from .progress import LabError
 from .rootfs import root_filesystem
@@ -32,11 +30,6 @@ _QUERY_S = 20
 class NspawnBackend(Backend):
     """Hosts in containers: a disk each under `state`, the machine's kernel for all."""
 
-    def __init__(self, lab: str, state: Path) -> None:
-        self._prefix = f"gb10-{lab}-"
-        self._state = state
-        self._network = Network(lab)
-
     def prepare(self, topology: Topology, keys: Keys) -> None:
         root = root_filesystem()
         for host in topology.hosts:
@@ -49,7 +42,7 @@ class NspawnBackend(Backend):
             overlay.write(directory / "seed", host, topology, keys)
             _make_disk(directory / "disk.img")
             namespace = self._network.namespace_path(host.name)
-            description = {"name": host.name, "group": self._group_name(host), "root": str(root), "namespace": str(namespace)}
+            description = {"name": host.name, "group": self._group(host).name, "root": str(root), "namespace": str(namespace)}
             (directory / "host.json").write_text(json.dumps(description, indent=1))
         # An older root file system goes when no host of any lab has it under its disk any more.
         described = [json.loads(file.read_text()) for file in self._state.parent.glob("*/*/host.json")]
@@ -87,19 +80,13 @@ class NspawnBackend(Backend):
     def links(self, host: Host) -> list[dict]:
         return self._network.links(host.name)
 
-    def console(self, host: Host) -> Path:
-        return self._directory(host) / "console.log"
-
     def down(self) -> None:
-        for name in cgroups.groups(self._prefix):
-            group = HostGroup(name)
-            group.kill()
-            group.remove()
+        super().down()
         for device in _loop_devices(self._state):
             subprocess.run(["losetup", "--detach", device], check=False, capture_output=True, timeout=_QUERY_S)
 
     def leftovers(self) -> list[str]:
-        found = [f"control group {name}" for name in cgroups.groups(self._prefix)]
+        found = super().leftovers()
         found += [f"mount {point}" for point in mount_points() if Path(point).is_relative_to(self._state)]
         return found + [f"loop device {device}" for device in _loop_devices(self._state)]
 
@@ -111,15 +98,6 @@ class NspawnBackend(Backend):
             if len(numbers) == depth and numbers[-1] == 1:
                 return pid
         return None
-
-    def _group_name(self, host: Host) -> str:
-        return self._prefix + host.name
-
-    def _group(self, host: Host) -> HostGroup:
-        return HostGroup(self._group_name(host))
-
-    def _directory(self, host: Host) -> Path:
-        return self._state / host.name
 
 
 def _namespace_pids(pid: str) -> list[int]:

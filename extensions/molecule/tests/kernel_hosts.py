@@ -8,17 +8,14 @@ import ipaddress
 import os
 import shlex
 import subprocess
-import sys
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from testinfra.host import Host
 
-ROOT = Path(__file__).resolve().parents[3]
+from extensions.molecule.tests.lab_hosts import wait_for
+
 GID_INDEX = 1  # of an IPv4 address on a soft-RoCE device; a ConnectX has it at 3
 BOOT_S = 120
 STILL_S = 30
@@ -49,23 +46,11 @@ with socket.create_connection((sink, {SINK_PORT}), {STILL_S}, (source, 0)) as co
 """
 
 
-def lab(*arguments: str) -> None:
-    """A verb of the lab."""
-    subprocess.run([sys.executable, "-m", "tests.lab", *arguments], cwd=ROOT, check=True, timeout=300)
-
-
 def in_namespace(member: str, *command: str) -> str:
     """What a command prints on this machine, in the namespace where a host has its sockets."""
     namespace = f"/run/netns/gb10-{os.environ['GB10_LAB']}-{member}"
     done = subprocess.run(["nsenter", f"--net={namespace}", *command], check=True, capture_output=True, text=True, timeout=30)
     return done.stdout
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.5)
 
 
 def boot_id(host: Host) -> str:

@@ -91,12 +91,12 @@ def test_the_guard_watches_the_rank(host: Host) -> None:
 
 def test_the_exporter_knows_the_rank_and_is_on_the_management_network_alone(host: Host, plan: dict[str, Any]) -> None:
     address = plan["members"][host.member]["management"]["address"]
-    said = host.check_output(f"curl -sf http://{address}:29610/metrics")
+    said = host.check_output(f"curl -sf http://{address}:29620/metrics")
     assert f'gb10_rank_phase{{group="lab",rank="{plan["members"][host.member]["rank"]}",phase="serving"}} 1' in said
     assert 'gb10_port_mtu_bytes{device="enp1s0f0np0"} 9000' in said
     assert ("gb10_breaker_open" in said) == (host.member == "t1")
     leg = plan["members"][host.member]["legs"][0]["address"]
-    assert host.run(f"curl -sf http://{leg}:29610/metrics").rc != 0
+    assert host.run(f"curl -sf http://{leg}:29620/metrics").rc != 0
 
 
 def test_units_beside_the_rank_may_do_little(host: Host) -> None:

@@ -13,15 +13,14 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from testinfra.host import Host
 
-ROOT = Path(__file__).resolve().parents[3]
+from extensions.molecule.tests.lab_hosts import ROOT, lab, wait_for
+
 INVENTORY = os.environ.get("GB10_INVENTORY", "inventories/lab")
 OTHER_POOL = "10.20.0.0/16"
 VENDORS_FILE = """\
@@ -70,17 +69,6 @@ def module(pattern: str, name: str, arguments: str) -> subprocess.CompletedProce
 def verify() -> subprocess.CompletedProcess[str]:
     """The role's verification alone."""
     return module("sparks", "ansible.builtin.include_role", "name=gb10.cluster.fabric tasks_from=verify")
-
-
-def lab(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "tests.lab", *arguments], cwd=ROOT, check=True, timeout=300)
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 240) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.3)
 
 
 def unchanged(done: subprocess.CompletedProcess[str]) -> None:

@@ -11,15 +11,13 @@ import json
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from testinfra.host import Host
 
-ROOT = Path(__file__).resolve().parents[3]
+from extensions.molecule.tests.lab_hosts import ROOT, lab, wait_for
+
 UNIT = "gb10-rank@lab.service"
 START_S = 400.0
 
@@ -30,19 +28,8 @@ def phase(host: Host) -> str:
     return str(json.loads(host.check_output("cat /run/gb10/lab/state.json"))["phase"])
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = START_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(1)
-
-
 def all_serve(hosts: dict[str, Host]) -> bool:
     return all(host.service(UNIT).is_running and phase(host) == "serving" for host in hosts.values())
-
-
-def lab(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "tests.lab", *arguments], cwd=ROOT, check=True, timeout=300)
 
 
 def test_a_rank_that_dies_during_start_stops_all_and_shows_its_last_lines(playbook: Any, hosts: dict[str, Host]) -> None:
@@ -68,7 +55,7 @@ def test_start_brings_it_back(playbook: Any, hosts: dict[str, Host]) -> None:
 def test_a_killed_container_ends_the_group_and_it_comes_back_by_itself(hosts: dict[str, Host]) -> None:
     hosts["t3"].check_output("podman kill gb10-lab")
     wait_for(lambda: phase(hosts["t1"]) != "serving" and phase(hosts["t2"]) != "serving", 60)
-    wait_for(lambda: all_serve(hosts))
+    wait_for(lambda: all_serve(hosts), START_S)
 
 
 def test_a_frozen_rank_is_found_by_the_canary(hosts: dict[str, Host]) -> None:
@@ -78,7 +65,7 @@ def test_a_frozen_rank_is_found_by_the_canary(hosts: dict[str, Host]) -> None:
     wait_for(lambda: phase(hosts["t1"]) != "serving", 180)
     reason = json.loads(hosts["t1"].check_output("cat /run/gb10/lab/state.json"))["failure"]["reason"]
     assert "rank 0 on t1 no longer computes: no token and no movement for" in reason
-    wait_for(lambda: all_serve(hosts))
+    wait_for(lambda: all_serve(hosts), START_S)
 
 
 def test_a_group_that_keeps_failing_stays_down_until_it_is_started(playbook: Any, hosts: dict[str, Host]) -> None:
@@ -98,7 +85,7 @@ def test_a_power_cut_ends_the_group_and_power_brings_it_back(hosts: dict[str, Ho
     wait_for(lambda: phase(hosts["t1"]) == "waiting" and phase(hosts["t3"]) == "waiting", 90)
     assert "rank 1 on t2" in hosts["t1"].check_output("cat /run/gb10/lab/state.json")
     lab("on", "t2")
-    wait_for(lambda: all_serve(hosts))
+    wait_for(lambda: all_serve(hosts), START_S)
 
 
 def test_a_changed_byte_is_healed_on_a_replica_and_refused_on_the_head(playbook: Any, hosts: dict[str, Host], plan: dict[str, Any]) -> None:

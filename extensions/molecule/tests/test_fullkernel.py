@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from testinfra.host import Host
 
-from extensions.molecule.tests.kernel_hosts import GID_INDEX, gid, legs, wait_for
+from extensions.molecule.tests.kernel_hosts import GID_INDEX, gid, legs
+from extensions.molecule.tests.lab_hosts import wait_for
 
 MIN_FREE_KBYTES = 65536
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from testinfra.host import Host
 
-from extensions.molecule.tests.kernel_hosts import GID_INDEX, gid, legs, reboot, wait_for
+from extensions.molecule.tests.kernel_hosts import GID_INDEX, gid, legs, reboot
+from extensions.molecule.tests.lab_hosts import wait_for
 
 # What the other lab proves of a converged group holds here as well.
 from extensions.molecule.tests.test_converged import (  # noqa: F401  # pylint: disable=unused-import

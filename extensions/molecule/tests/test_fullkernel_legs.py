@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from testinfra.host import Host
 
-from extensions.molecule.tests.kernel_hosts import flood, in_namespace, lab, reboot, wait_for
+from extensions.molecule.tests.kernel_hosts import flood, in_namespace, reboot
+from extensions.molecule.tests.lab_hosts import lab, wait_for
 
 # A change of the network that does not stand, on real links: the same promises as on the other lab.
 from extensions.molecule.tests.test_fabric import (  # noqa: F401  # pylint: disable=unused-import

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -25,7 +25,8 @@ from typing import Any
 import pytest
 from testinfra.host import Host
 
-ROOT = Path(__file__).resolve().parents[3]
+from extensions.molecule.tests.lab_hosts import ROOT, lab, wait_for
+
 HUB = ("10.99.0.1", 8800)
 
 
@@ -41,17 +42,6 @@ SLOW = 1_200_000  # bytes per second and file, two at a time: a whole download t
 CABLE = (("t1", "enp1s0f0np0"), ("t1", "enP2p1s0f0np0"))  # both legs from the head to t2
 
 pytestmark = pytest.mark.storage
-
-
-def lab(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "tests.lab", *arguments], cwd=ROOT, check=True, timeout=300)
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.2)
 
 
 @contextmanager

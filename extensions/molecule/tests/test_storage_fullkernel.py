@@ -7,8 +7,7 @@ from __future__ import annotations
 import json
 import random
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,6 @@ DATASET = "tank/weights"
 OTHERS = "/srv/other 10.99.0.0/24(rw,no_subtree_check,fsid=77)"
 
 pytestmark = pytest.mark.storage_fullkernel
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.2)
 
 
 def weights(seed: int, size: int = 8_000_000) -> bytes:

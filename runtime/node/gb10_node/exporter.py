@@ -21,8 +21,8 @@ from gb10_node.memory import MemoryReader
 from gb10_node.recovery import Book, judge
 from gb10_node.state import PHASES
 
-PORT = 29610
-"""Beside the ranks' coordination port; on the management address only."""
+PORT = 29620
+"""Beside the coordination port (29600) and the gate's store (29610); on the management address only."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PORT_STATISTICS = ("rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
 ACTIVE = "4: ACTIVE"

@@ -12,10 +12,9 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import cache, cgroups
+from .. import cache
 from ..backend import Backend
-from ..cgroups import HostGroup
-from ..network import CABLE_MTU, Network
+from ..network import CABLE_MTU
 from ..progress import LabError
 from ..ssh import Keys
 from ..topology import HCA_OF, MANAGEMENT_NETDEV, Host, Topology
@@ -36,11 +35,6 @@ class UmlBackend(Backend):
 
     prerequisites = PREREQUISITES
     own_kernel = True
-
-    def __init__(self, lab: str, state: Path) -> None:
-        self._prefix = f"gb10-{lab}-"
-        self._state = state
-        self._network = Network(lab)
 
     def prepare(self, topology: Topology, keys: Keys) -> None:
         built, disk = kernel(), image()
@@ -111,30 +105,15 @@ class UmlBackend(Backend):
         except LabError:
             return self._network.links(host.name)
 
-    def console(self, host: Host) -> Path:
-        return self._directory(host) / "console.log"
-
     def down(self) -> None:
-        for name in cgroups.groups(self._prefix):
-            group = HostGroup(name)
-            group.kill()
-            group.remove()
+        super().down()
         if all(directory.parent == self._state for directory in self._hosts_of_all_labs()):
             mappings.give_back()
-
-    def leftovers(self) -> list[str]:
-        return [f"control group {name}" for name in cgroups.groups(self._prefix)]
-
-    def _group(self, host: Host) -> HostGroup:
-        return HostGroup(self._prefix + host.name)
 
     def _hosts_of_all_labs(self) -> dict[Path, dict]:
         """Directory -> description of every full-kernel host of this user's labs."""
         described = {file.parent: json.loads(file.read_text()) for file in self._state.parent.glob("*/*/host.json")}
         return {directory: description for directory, description in described.items() if "kernel" in description}
-
-    def _directory(self, host: Host) -> Path:
-        return self._state / host.name
 
 
 def _ports(host: Host, topology: Topology) -> dict[str, str]:
