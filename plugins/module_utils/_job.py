@@ -17,7 +17,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,6 +30,9 @@ JOBS = Path("/run/gb10/jobs")
 STOP_PATIENCE_S = 10
 """From SIGTERM to SIGKILL."""
 POLL_S = 0.2
+START_PATIENCE_S = 10
+"""For those who look at the job at this moment and so hold its lock."""
+LAST_DESCRIPTOR = 4096
 
 Report = Callable[[Mapping[str, Any]], None]
 Work = Callable[[Report], Mapping[str, Any]]
@@ -67,6 +70,7 @@ class Job:
     """One job of this member, by its name."""
 
     def __init__(self, name: str, folder: Path = JOBS) -> None:
+        self._name, self._folder = name, folder
         self._lock = folder / f"{name}.lock"
         self._state = folder / f"{name}.json"
         self._log = folder / f"{name}.log"
@@ -75,12 +79,17 @@ class Job:
 
     def look(self) -> State:
         """The job as it is now."""
-        lock = self._take_lock()
+        # Shared, so that two who look at the same time do not take each other for the job.
+        lock = self._take_lock(fcntl.LOCK_SH)
         if lock is not None:
             os.close(lock)
         content = json.loads(_host.read(self._state) or "{}")
         result = None if lock is None else content.get("result")
         return State(lock is None, content.get("key", ""), content.get("about", {}), content.get("progress", {}), result)
+
+    def turn(self) -> AbstractContextManager[None]:
+        """From a look to the start or stop that follows from it, another run waits."""
+        return alone(f"{self._name}-turn", self._folder)
 
     def wait(self, seconds: float) -> State:
         """Look until the job has ended, for so many seconds at most."""
@@ -91,9 +100,10 @@ class Job:
 
     def start(self, key: str, work: Work, about: Mapping[str, Any] | None = None) -> bool:
         """Begin the work in a process of its own; False where the job runs already, whatever for."""
-        lock = self._take_lock()
-        if lock is None:
-            return False
+        deadline = time.monotonic() + START_PATIENCE_S
+        while (lock := self._take_lock(fcntl.LOCK_EX)) is None:
+            if self.look().running or time.monotonic() > deadline:
+                return False
         self._fixed = {"key": key, "about": about or {}}
         self._write({}, None)
         child = os.fork()
@@ -103,7 +113,7 @@ class Job:
                 os.setsid()
                 if os.fork():
                     os._exit(0)  # the working process belongs to nobody, so that nobody waits for it
-                self._detach()
+                self._detach(lock)
                 self._run(work)
             finally:
                 os._exit(1)
@@ -128,12 +138,12 @@ class Job:
                 break
         return True
 
-    def _take_lock(self) -> int | None:
-        """The lock's descriptor; None where a living job has it."""
+    def _take_lock(self, kind: int) -> int | None:
+        """The lock's descriptor; None where a living job has it, or for LOCK_EX one who looks."""
         self._lock.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
             return None
@@ -143,9 +153,11 @@ class Job:
         content = {**self._fixed, "group": self._group, "progress": progress, "result": result}
         _host.write(self._state, json.dumps(content).encode(), 0o600)
 
-    def _detach(self) -> None:
-        """Let go of the caller's terminal: ssh would wait for its last holder."""
+    def _detach(self, lock: int) -> None:
+        """Let go of all that the caller had open but the job's lock: ssh would wait for its terminal's last holder, another run for its turn."""
         os.chdir("/")
+        os.closerange(3, lock)
+        os.closerange(lock + 1, LAST_DESCRIPTOR)
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         nothing = os.open(os.devnull, os.O_RDONLY)
         for descriptor, target in ((nothing, 0), (log, 1), (log, 2)):

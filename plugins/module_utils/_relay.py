@@ -18,12 +18,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from . import _host, _progress, _replica
-from ._checkpoint import File
+from ._checkpoint import ORIGINAL, File
 from ._job import JobError, Report
 from ._survey import Stamps, read_file
 
@@ -53,7 +53,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Offer:
-    """What a member has: verified files, those of them with holes, and how far it is from where more comes from.
+    """What a member has: verified files, those of them with holes and those prepared since, and how far it is from where more comes from.
+
+    A prepared file is an edited one with its original beside it (ORIGINAL): the original is what is passed on.
 
     `depth` is 0 where files arrive from outside of the cluster, one more than that of its nearest source on the others, and
     None where nothing more will come.
@@ -61,17 +63,19 @@ class Offer:
 
     files: frozenset[str] = frozenset()
     sparse: frozenset[str] = frozenset()
+    prepared: frozenset[str] = frozenset()
     depth: int | None = None
 
     def to_json(self) -> bytes:
         """The offer as it is served."""
-        return json.dumps({"files": sorted(self.files), "sparse": sorted(self.sparse), "depth": self.depth}).encode()
+        paths = {name: sorted(getattr(self, name)) for name in ("files", "sparse", "prepared")}
+        return json.dumps({**paths, "depth": self.depth}).encode()
 
     @staticmethod
     def from_json(text: str) -> Offer:
         """The offer of a neighbour."""
         content = json.loads(text)
-        return Offer(frozenset(content["files"]), frozenset(content["sparse"]), content["depth"])
+        return Offer(*(frozenset(content[name]) for name in ("files", "sparse", "prepared")), content["depth"])
 
 
 def depth_behind(sources: Iterable[Offer | None]) -> int | None:
@@ -99,15 +103,17 @@ class Publisher:
 
     def add(self, *paths: str) -> None:
         """Offer verified files."""
-        sparse = [path for path in paths if has_holes(self._directory / path)]
+        sparse = {path for path in paths if has_holes(self._directory / path)}
+        prepared = {path for path in paths if (self._directory / (path + ORIGINAL)).is_file()}
         with self._lock:
-            self._write(Offer(self._offer.files | set(paths), self._offer.sparse | set(sparse), self._offer.depth))
+            offer = self._offer
+            self._write(Offer(offer.files | set(paths), offer.sparse | sparse, offer.prepared | prepared, offer.depth))
 
     def depth(self, depth: int | None) -> None:
         """Say how far this member is from where more comes from."""
         with self._lock:
             if depth != self._offer.depth:
-                self._write(Offer(self._offer.files, self._offer.sparse, depth))
+                self._write(replace(self._offer, depth=depth))
 
     def _write(self, offer: Offer) -> None:
         self._offer = offer
@@ -219,7 +225,7 @@ class Relay:
                     # Not all neighbours at once, and not in step.
                     time.sleep(POLL_S * random.uniform(0.5, 1.0))
                     continue
-                if self._pull(source, path, path in offer.sparse, folder):
+                if self._pull(source, path, offer, folder):
                     pool.submit(self._verify, path, source)
                 else:
                     with self._guard:
@@ -248,20 +254,24 @@ class Relay:
                 self._lacking.discard(path)
         return path
 
-    def _pull(self, source: Source, path: str, sparse: bool, folder: Path) -> bool:
-        target = self._directory / path
+    def _pull(self, source: Source, path: str, offer: Offer, folder: Path) -> bool:
+        sent = path + ORIGINAL if path in offer.prepared else path
+        target = self._directory / sent
         with suppress(OSError):
             if target.is_symlink() or target.lstat().st_nlink > 1:
                 target.unlink()  # in place would also write what another name or another folder holds
-        (folder / "list").write_bytes(_replica.list_content([path]))
+        (folder / "list").write_bytes(_replica.list_content([sent]))
         url = _replica.url(self._name, source.address, self._port)
-        done = _host.run(_replica.pull_argv(url, str(folder / "list"), str(self._directory), sparse=sparse), timeout=_replica.LIFETIME_S)
+        argv = _replica.pull_argv(url, str(folder / "list"), str(self._directory), sparse=path in offer.sparse)
+        done = _host.run(argv, timeout=_replica.LIFETIME_S)
         if done.status:
             sentence = _replica.pull_failure(url, done)
             if _replica.is_local(done):
                 self._failure = self._failure or sentence
             self._note(source, sentence)
             return False
+        if sent != path:
+            target.replace(self._directory / path)
         with self._guard:
             self._silent.pop(source, None)
         return True

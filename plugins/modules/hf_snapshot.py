@@ -155,6 +155,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -327,12 +328,13 @@ def main() -> None:
         module.exit_json(changed=running, finished=True, **common)
     if parameters["state"] != "awaited":
         key = key_of(parameters, "path", "repository", "revision", "url", "endpoint", "include", "exclude", "manifest")
-        state = job.look()
         try:
-            if not state.running or state.key != key or module.check_mode:
-                if not module.check_mode:
-                    job.stop()
-                download(module, job, key, common)
+            with nullcontext() if module.check_mode else job.turn():
+                state = job.look()
+                if not state.running or state.key != key or module.check_mode:
+                    if not module.check_mode:
+                        job.stop()
+                    download(module, job, key, common)
         except (JobError, _checkpoint.ManifestError) as error:
             module.fail_json(msg=str(error))
         settle(job)

@@ -142,6 +142,7 @@ progress:
   type: dict
 """
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,35 @@ def begin(module: AnsibleModule, job: Job, key: str, seen: dict[str, Any], about
         job.start(key, relay.run, about)
 
 
+def decide(module: AnsibleModule, job: Job, common: dict[str, Any]) -> bool:
+    """Begin what must be copied, unless another run has; whether there is nothing to wait for."""
+    key = key_of(module.params, "path", "manifest", "sources", "port")
+    state = job.look()
+    if state.running and state.key == key and not module.check_mode:
+        common["began"] = False  # what it copies is not hashed meanwhile
+        return False
+    seen = look(module)
+    wanted, extra = seen["wanted"], seen["extra"]
+    common |= {
+        "changed": bool(wanted or extra),
+        "copied": [file.path for file in wanted],
+        "removed": extra,
+        "copy_bytes": sum(file.size for file in wanted),
+        "diff": {
+            "before_header": module.params["path"],
+            "after_header": module.params["path"],
+            "before": "".join(f"{name}\n" for name in extra),
+            "after": "".join(f"{file.path} ({_checkpoint.size_text(file.size)})\n" for file in wanted),
+        },
+    }
+    if module.check_mode:
+        return True
+    job.stop()
+    begin(module, job, key, seen, dict(common))
+    common["began"] = bool(wanted)
+    return not wanted
+
+
 def main() -> None:
     """Compare, copy or wait, and say how far it is."""
     module = AnsibleModule(
@@ -234,30 +264,10 @@ def main() -> None:
     if parameters["state"] == "awaited":
         answer(module, job.wait(parameters["wait"]), common)
 
-    key = key_of(parameters, "path", "manifest", "sources", "port")
-    state = job.look()
-    if state.running and state.key == key and not module.check_mode:
-        # Another run began it. What it copies is not hashed meanwhile.
-        answer(module, job.wait(parameters["wait"] if parameters["state"] == "present" else 0), common | {"began": False})
-    seen = look(module)
-    wanted, extra = seen["wanted"], seen["extra"]
-    common |= {
-        "copied": [file.path for file in wanted],
-        "removed": extra,
-        "copy_bytes": sum(file.size for file in wanted),
-        "diff": {
-            "before_header": parameters["path"],
-            "after_header": parameters["path"],
-            "before": "".join(f"{name}\n" for name in extra),
-            "after": "".join(f"{file.path} ({_checkpoint.size_text(file.size)})\n" for file in wanted),
-        },
-    }
-    if not module.check_mode:
-        job.stop()
-        begin(module, job, key, seen, dict(common))
-        common["began"] = bool(wanted)
-    if module.check_mode or not wanted:
-        module.exit_json(changed=bool(wanted or extra), finished=True, **common)
+    with nullcontext() if module.check_mode else job.turn():
+        ready = decide(module, job, common)
+    if ready:
+        module.exit_json(finished=True, **common)
     answer(module, job.wait(parameters["wait"] if parameters["state"] == "present" else 0), common)
 
 

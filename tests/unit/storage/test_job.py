@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from ansible_collections.gb10.cluster.plugins.module_utils._job import Job, JobError, Report, State
@@ -111,3 +113,58 @@ def test_a_failure_is_one_sentence(tmp_path: Path, error: Exception, words: str)
     assert result and result["failed"] and result["msg"].startswith(words) and "\n" not in result["msg"]
     log = (tmp_path / "a.log").read_text()
     assert ("KeyError" in log) == isinstance(error, KeyError)
+
+
+def test_those_who_look_neither_see_each_other_nor_keep_a_job_from_starting(tmp_path: Path) -> None:
+    program = f"""
+import pathlib
+from ansible_collections.gb10.cluster.plugins.module_utils._job import Job
+job = Job("a", pathlib.Path({str(tmp_path)!r}))
+while not pathlib.Path({str(tmp_path / "end")!r}).exists(): assert not job.look().running, "took another one who looks for the job"
+"""
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    lookers = [subprocess.Popen([sys.executable, "-c", program], env=environment) for dummy in range(3)]
+    try:
+        time.sleep(1)
+        assert not any(Job("a", tmp_path).look().running for dummy in range(2000))
+    finally:
+        (tmp_path / "end").touch()
+    assert [looker.wait(20) for looker in lookers] == [0, 0, 0]
+    # The same beside one who holds the lock as those do.
+    with (tmp_path / "b.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        Thread(target=lambda: (time.sleep(0.5), fcntl.flock(held, fcntl.LOCK_UN))).start()
+        assert Job("b", tmp_path).start("key", lambda report: {})
+
+
+def test_a_turn_is_over_when_its_job_runs(tmp_path: Path) -> None:
+    """The working process inherits what its caller had open, and must not keep the turn."""
+    job = Job("a", tmp_path)
+    with job.turn():
+        assert job.start("key", until(tmp_path / "go"))
+    begin = time.monotonic()
+    with Job("a", tmp_path).turn():
+        assert Job("a", tmp_path).look().running
+    assert time.monotonic() - begin < 10
+    (tmp_path / "go").touch()
+    assert job.wait(20).result
+
+
+def test_two_who_decide_at_once_start_one_job(tmp_path: Path) -> None:
+    program = f"""
+import pathlib, time
+from ansible_collections.gb10.cluster.plugins.module_utils._job import Job
+job = Job("a", pathlib.Path({str(tmp_path)!r}))
+def work(report):
+    time.sleep(3)
+    return {{}}
+with job.turn():
+    running = job.look().running
+    time.sleep(0.3)
+    if not running: job.stop(); job.start("key", work); print("began")
+"""
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    both = [subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True) for dummy in range(2)]
+    outputs = [process.communicate(timeout=20)[0] for process in both]
+    assert sorted(outputs) == ["", "began\n"]
+    assert Job("a", tmp_path).wait(20).result == {}

@@ -253,6 +253,20 @@ def test_holes_stay_holes(members: list[Member]) -> None:
     assert Offer.from_json((second.offers / "offer.json").read_text()).sparse == {path}
 
 
+def test_of_a_prepared_file_the_original_goes_around(members: list[Member]) -> None:
+    """The head's config.json is edited for its ranks, and its original lies beside it; the others are to get what the manifest says."""
+    first, second, third, _fourth = members
+    first.offer_all()
+    edited, original = first.directory / "sub/config.json", first.directory / "sub/config.json.orig-hf"
+    original.write_bytes(edited.read_bytes())
+    edited.write_bytes(b'{"padded": true}')
+    Publisher(first.offers, first.directory, CONTENT, None)
+    second.take(first)
+    third.take(second)
+    assert second.is_whole() and third.is_whole()
+    assert edited.read_bytes() == b'{"padded": true}'
+
+
 def test_the_stamps_spare_reading_it_again(members: list[Member]) -> None:
     from ansible_collections.gb10.cluster.plugins.module_utils._survey import survey
 
@@ -264,7 +278,8 @@ def test_the_stamps_spare_reading_it_again(members: list[Member]) -> None:
     assert seen.hashed == 0 and {path: found.sha256 for path, found in seen.found.items()} == {file.path: file.sha256 for file in FILES}
 
 
-OFFERS = st.builds(Offer, st.frozensets(st.sampled_from("abcd")), st.just(frozenset()), st.one_of(st.none(), st.integers(0, 70)))
+PATHS = st.frozensets(st.sampled_from("abcd"))
+OFFERS = st.builds(Offer, PATHS, PATHS, PATHS, st.one_of(st.none(), st.integers(0, 70)))
 
 
 @given(OFFERS)
