@@ -1,0 +1,48 @@
+# Copyright: gb10.cluster contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A rank says which levers are on, by the lines that gb10_vllm.levers promises, and says nothing of the others."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from gb10_vllm import levers
+
+from tests.overlay import engine
+
+pytestmark = pytest.mark.usefixtures("plugin")
+# The model state, which is made with the first requests, says this one: see test_memory.
+LATER = {levers.PREFILL_RELEASE.name}
+
+
+def _said(rank: int, count: int, port: int, config: Any) -> list[str]:
+    from gb10_vllm import log
+
+    lines: list[str] = []
+    log._LOGGER.info = lambda form, *words: lines.append(form % words)
+    with engine.Rank(rank, count, port, config) as one:
+        one.load(one.build())
+    return lines
+
+
+def proven(lines: list[str]) -> set[str]:
+    return {lever.name for lever in levers.LEVERS for line in lines if line.startswith(levers.PREFIX) and re.search(lever.proof, line)}
+
+
+def test_all_on(checkpoint: Any) -> None:
+    folder, _tensors = checkpoint("native")
+    on = {
+        "GB10_VIRTUAL_TP": "3", "GB10_ENGRAM_DIR": str(folder), "GB10_ENGRAM_THREADS": "3", "GB10_ENGRAM_CACHE_MIB": "1",
+        "GB10_MEMORY_LOG": "1", "GB10_DROP_PAGE_CACHE": "1",
+    }  # fmt: skip
+    everything = {lever.name for lever in levers.LEVERS} - LATER
+    for lines in engine.run(3, _said, folder, **on):
+        assert proven(lines) == everything
+
+
+def test_all_off(checkpoint: Any) -> None:
+    folder, _tensors = checkpoint("native")
+    (lines,) = engine.run(1, _said, folder, GB10_MEMORY_LOG="0", GB10_DROP_PAGE_CACHE="0")
+    assert proven(lines) == set() and lines == []
