@@ -208,11 +208,12 @@ def missing_files(directory: Path, files: Sequence[Remote], stamps: Path | None)
     found = survey(directory, {file.path: file.size for file in files}, False, None, stamps).found
     hashed = {}
     for file in files:
-        here = found.get(file.path)
-        if here and here.sha256:
-            blob = "" if file.sha256 else _fetch.hashes(directory / file.path)[1]
-            if file.matches(here.sha256, blob):
-                hashed[file.path] = here.sha256
+        for path in (file.path, file.path + _checkpoint.ORIGINAL):  # a file that was prepared since has its original beside it
+            here = found.get(path)
+            if here and here.sha256:
+                blob = "" if file.sha256 else _fetch.hashes(directory / path)[1]
+                if file.matches(here.sha256, blob):
+                    hashed[file.path] = here.sha256
     return [file for file in files if file.path not in hashed], hashed
 
 
