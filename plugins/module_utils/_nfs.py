@@ -15,7 +15,10 @@ from dataclasses import dataclass
 
 MOUNT_OPTIONS = "nfsvers=4.2,ro,nconnect=8,rsize=1048576,wsize=1048576,hard,timeo=600,nosuid,nodev,noexec"
 """As the two-Spark kit mounts weights (MiaAI-Lab's NFS_OPTS_CLIENT); `hard`: a read waits for a head that reboots, instead of failing a rank."""
-MOUNT_TIMEOUT_S = 60
+MOUNT_TIMEOUT_S = 120
+"""At a boot, for a head that boots as well; logins do not wait (`nofail`). Not longer: without its server an unmount hangs, and a shutdown with it."""
+TRIAL_OPTIONS = "soft,timeo=50,retrans=1,retry=0"
+"""For one try with an answer, by systems that would else wait for the head."""
 NOT_EXPORTABLE = {
     "overlay": "an overlay",
     "nfs": "itself an NFS mount",
@@ -91,16 +94,66 @@ def filesystem_of(path: str, mountinfo: str) -> str:
     best, kind = "", ""
     for line in mountinfo.splitlines():
         left, _dash, right = line.partition(" - ")
-        point = left.split()[4].encode().decode("unicode_escape")
+        point = _unescaped(left.split()[4])
         if len(point) >= len(best) and (path == point or path.startswith(point.rstrip("/") + "/")):
             best, kind = point, right.split()[0]
     return kind
+
+
+@dataclass(frozen=True)
+class Mount:
+    """What is mounted at a path: its kind, its source, and the options of mount and file system together."""
+
+    kind: str
+    source: str
+    options: frozenset[str]
+
+
+def mount_at(path: str, mountinfo: str) -> Mount | None:
+    """The uppermost mount at exactly this path, from /proc/self/mountinfo; None where it is none."""
+    found = None
+    for line in mountinfo.splitlines():
+        left, _dash, right = line.partition(" - ")
+        fields, (kind, source, options) = left.split(), right.split(" ")  # a source may be empty
+        if _unescaped(fields[4]) == path:
+            found = Mount(kind, _unescaped(source), frozenset(f"{fields[5]},{options}".split(",")))
+    return found
+
+
+def is_as_wanted(mount: Mount | None, server: str, source: str) -> bool:
+    """Whether the head's directory is mounted, and read-only by NFS 4.2."""
+    return mount is not None and mount.source == f"{server}:{source}" and {"ro", "vers=4.2"} <= mount.options
+
+
+def trial_argv(server: str, source: str, directory: str) -> list[str]:
+    """Mounts it where nobody sees it, and lets go of it at once: what the server says is known before anything changes here."""
+    options = f"{MOUNT_OPTIONS},{TRIAL_OPTIONS}"
+    return ["unshare", "--mount", "mount", "-t", "nfs4", "-o", options, f"{server}:{source}", directory]
+
+
+def trial_refusal(server: str, source: str, words: str) -> str:
+    """One sentence about a mount that failed, from what mount.nfs4 says."""
+    if re.search(r"not supported", words):
+        return (
+            f"the NFS server at {server} does not speak version 4.2 ({words}): allow it there (vers4.2 in /etc/nfs.conf), or copy by rsync"
+        )
+    if re.search(r"No such file|denied|not permitted", words):
+        return f"{server} does not export {source} to this member ({words}): run site.yml --tags storage with the head in it"
+    if re.search(r"refused|timed out|No route|unreachable|is down", words):
+        return f"no NFS server answers at {server} ({words}): check nfs-server there, and the leg (site.yml --tags fabric)"
+    return f"{server}:{source} cannot be mounted ({words}): look at the kernel's log on this member and on the head"
 
 
 def mount_unit(name: str, server: str, source: str, path: str) -> str:
     """The unit that mounts it at each boot."""
     return (
         f"[Unit]\nDescription=Checkpoint {name} from {server}\nAfter=network-online.target\nWants=network-online.target\n\n"
-        f"[Mount]\nWhat={server}:{source}\nWhere={path}\nType=nfs4\nOptions={MOUNT_OPTIONS}\nTimeoutSec={MOUNT_TIMEOUT_S}\n\n"
+        f"[Mount]\nWhat={server}:{source}\nWhere={path}\nType=nfs4\nOptions={MOUNT_OPTIONS},nofail\n"
+        f"TimeoutSec={MOUNT_TIMEOUT_S}\n\n"
         "[Install]\nWantedBy=remote-fs.target\n"
     )
+
+
+def _unescaped(field: str) -> str:
+    """mountinfo writes blanks as octal numbers."""
+    return field.encode().decode("unicode_escape")

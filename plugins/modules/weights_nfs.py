@@ -14,7 +14,8 @@ description:
   - For members whose disks cannot hold a copy. The head exports the directory read-only to the addresses that are named and to nobody else; the
     members mount it with NFS 4.2 over a leg, at each boot.
   - Other exports of the head, and other mounts, are not touched. The identity of the exported file system stays the same.
-  - A local directory with files is never hidden by a mount.
+  - A local directory with files is never hidden by a mount, and a mount of somebody else's is never taken down.
+  - What the head refuses is said before anything changes on the member.
 author: [gb10.cluster contributors (@gb10-cluster)]
 extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attributes.STATEFUL]
 requirements:
@@ -73,6 +74,7 @@ actions:
 """
 
 import os
+import tempfile
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -154,21 +156,36 @@ def export(module: AnsibleModule, member: Member, files: FileSet, wanted: list[s
 
 
 def mount(module: AnsibleModule, member: Member, files: FileSet, unit: str) -> None:
-    """Mount it now and at each boot."""
-    path = module.params["path"]
+    """Mount it now and at each boot; what the head refuses is known before anything changes."""
+    path, server = module.params["path"], module.params["server"]
+    source = module.params["source"] or path
     member.need("mount.nfs4")
-    if not os.path.ismount(path) and any(not name.startswith(".") for name in _host.names(path)):
+    # Not the path itself: to look at a mount whose head is gone is to wait for the head.
+    point = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    live = _nfs.mount_at(point, _host.read("/proc/self/mountinfo") or "")
+    if live is None and any(not name.startswith(".") for name in _host.names(path)):
         module.fail_json(msg=f"{path} has files of its own, which a mount would hide: remove them, or copy by rsync instead of NFS")
-    outdated = bool(files.changes)
-    member.write(files)
-    if outdated:
-        member.do("reload systemd", "systemctl", "daemon-reload")
-    if outdated and is_active(unit):
+    if live and not os.path.exists(f"/etc/systemd/system/{unit}"):
+        module.fail_json(
+            msg=f"{path} is a mount of {live.source} ({live.kind}) that this collection did not make: unmount it, or copy by rsync instead of NFS"
+        )
+    if not files.changes and _nfs.is_as_wanted(live, server, source):
+        if not is_enabled(unit):
+            member.do(f"enable {unit}", "systemctl", "enable", unit)
+        return
+    if not module.check_mode:
+        with tempfile.TemporaryDirectory() as directory:
+            done = _host.run(_nfs.trial_argv(server, source, directory), timeout=TIMEOUT_S)
+        if done.status:
+            module.fail_json(msg=_nfs.trial_refusal(server, source, done.message.replace(f" on {directory}", "")))
+    if live:
         member.do(f"unmount {path}", "systemctl", "stop", unit)
+    if files.changes:
+        member.write(files)
+        member.do("reload systemd", "systemctl", "daemon-reload")
     if not is_enabled(unit):
         member.do(f"enable {unit}", "systemctl", "enable", unit)
-    if outdated or not is_active(unit):
-        member.do(f"mount {path}", "systemctl", "start", unit)
+    member.do(f"mount {path}", "systemctl", "start", unit)
 
 
 def main() -> None:

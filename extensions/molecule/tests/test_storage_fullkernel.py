@@ -5,15 +5,24 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 from testinfra.host import Host
+
+from extensions.molecule.tests.conftest import INVENTORY
+from extensions.molecule.tests.kernel_hosts import boot_id, booted_since
+from extensions.molecule.tests.lab_hosts import ROOT, lab, wait_for
 
 NAME = "by-another-way"
 DIRECTORY = f"/var/lib/gb10/models/{NAME}"
@@ -83,7 +92,9 @@ def nfs(hosts: dict[str, Host]) -> Iterator[None]:
     for name in ("t2", "t3", "t1"):
         host = hosts[name]
         unit = host.check_output(f"systemd-escape --path --suffix=mount {DIRECTORY}")
-        host.run(f"systemctl disable --now '{unit}'; rm -rf '/etc/systemd/system/{unit}' /var/lib/gb10/files/nfs-{NAME}.json")
+        host.run(
+            f"systemctl disable --now '{unit}'; umount {DIRECTORY}; rm -rf '/etc/systemd/system/{unit}' /var/lib/gb10/files/nfs-{NAME}.json"
+        )
         host.run(f"exportfs -ua; systemctl disable --now nfs-server; rm -f /etc/exports.d/*; rm -rf {DIRECTORY} /srv/other /srv/hand")
 
 
@@ -114,8 +125,111 @@ def test_a_mount_hides_no_files_and_a_stranger_gets_none(checkpoint: Checkpoint,
     assert done.returncode != 0 and "has files of its own, which a mount would hide" in " ".join(done.stdout.split())
     assert hosts["t2"].file(f"{DIRECTORY}/mine").exists
     hosts["t2"].check_output(f"rm -r {DIRECTORY}")
-    # Over the management network nobody is a client.
+    # Over the management network nobody is a client; with a mount over a leg, NFS would take that way to the same server.
+    hosts["t3"].check_output(f"systemctl stop $(systemd-escape --path --suffix=mount {DIRECTORY})")
     assert hosts["t3"].run(f"mkdir -p /mnt/x && timeout 20 mount -t nfs4 -o soft,timeo=50,retrans=1 10.99.0.11:{DIRECTORY} /mnt/x").rc != 0
+
+
+def module(member: str, what: str, /, **options: Any) -> dict[str, Any]:
+    """What a module of the collection says on a member."""
+    command = [
+        str(Path(sys.executable).with_name("ansible")),
+        "-i",
+        INVENTORY,
+        member,
+        "-m",
+        f"gb10.cluster.{what}",
+        "-a",
+        json.dumps(options),
+    ]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")}
+    environment |= {"ANSIBLE_NOCOLOR": "1", "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, env=environment, check=False)
+    word, _arrow, answer = done.stdout.partition(" => ")
+    return {**json.loads(answer), "failed": word.endswith("FAILED!")}
+
+
+@pytest.fixture
+def shared(nfs: None, hosts: dict[str, Host], plan: dict[str, Any]) -> dict[str, Any]:
+    """What t2 is told so that it mounts the head's files, which the head exports to it."""
+    leg, peer = next((leg, peer) for leg in plan["members"]["t2"]["legs"] for peer in leg["peers"] if peer["member"] == "t1")
+    hosts["t1"].check_output(f"mkdir -p {DIRECTORY} && echo ours >{DIRECTORY}/file")
+    given = {"name": NAME, "path": DIRECTORY}
+    assert module("t1", "weights_nfs", **given, state="exported", clients=[leg["address"]])["changed"]
+    return {**given, "state": "mounted", "server": peer["address"]}
+
+
+def unit(host: Host) -> str:
+    """The mount unit's state, and whether it comes with a boot."""
+    name = shlex.quote(host.check_output(f"systemd-escape --path --suffix=mount {DIRECTORY}"))
+    return ", ".join(host.run(f"systemctl {verb} {name}").stdout.strip() for verb in ("is-active", "is-enabled"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "cure", "differs", "sentence"),
+    [
+        ("true", "true", {"source": "/srv/elsewhere"}, "does not export /srv/elsewhere to this member"),
+        ("mkdir -p /etc/nfs.conf.d && printf '[nfsd]\\nvers4.2=n\\n' >/etc/nfs.conf.d/old.conf && systemctl restart nfs-server",
+         "rm /etc/nfs.conf.d/old.conf && systemctl restart nfs-server", {}, "does not speak version 4.2"),
+        ("systemctl stop nfs-server", "systemctl start nfs-server", {}, "no NFS server answers at"),
+        ("nft 'add table ip gone; add chain ip gone in { type filter hook input priority 0; }; add rule ip gone in tcp dport 2049 drop'",
+         "nft delete table ip gone", {}, "no NFS server answers at"),
+    ],
+    ids=["wrong-export", "not-4.2", "no-server", "silent"],
+)  # fmt: skip
+def test_what_the_head_refuses_is_said_before_anything_changes(
+    shared: dict[str, Any], hosts: dict[str, Host], fault: str, cure: str, differs: dict[str, str], sentence: str
+) -> None:
+    hosts["t1"].check_output(fault)
+    try:
+        answer = module("t2", "weights_nfs", **{**shared, **differs})
+    finally:
+        hosts["t1"].check_output(cure)
+    assert answer["failed"] and sentence in answer["msg"], answer
+    assert unit(hosts["t2"]) == "inactive, not-found" and not hosts["t2"].file(DIRECTORY).exists
+
+
+def test_a_mount_is_read_only_and_made_so_again_and_no_other_is_taken_down(shared: dict[str, Any], hosts: dict[str, Host]) -> None:
+    t2 = hosts["t2"]
+    t2.check_output(f"mkdir -p {DIRECTORY} && mount -t tmpfs theirs {DIRECTORY} && touch {DIRECTORY}/theirs")
+    answer = module("t2", "weights_nfs", **shared)
+    assert answer["failed"] and "is a mount of theirs (tmpfs) that this collection did not make" in answer["msg"], answer
+    assert t2.file(f"{DIRECTORY}/theirs").exists
+    t2.check_output(f"umount {DIRECTORY}")
+    assert module("t2", "weights_nfs", **shared)["changed"]
+    assert not module("t2", "weights_nfs", **shared)["changed"]
+    assert "Read-only file system" in t2.run(f"touch {DIRECTORY}/new").stderr
+    t2.check_output(f"mount -o remount,rw {DIRECTORY}")
+    assert module("t2", "weights_nfs", **shared)["actions"] == [f"unmount {DIRECTORY}", f"mount {DIRECTORY}"]
+    assert "Read-only file system" in t2.run(f"touch {DIRECTORY}/new").stderr
+    assert module("t2", "weights_nfs", name=NAME, path=DIRECTORY, state="absent")["changed"]
+    assert unit(t2) == "inactive, not-found"
+
+
+def test_a_member_that_boots_before_the_heads_server_mounts_when_that_is_there(shared: dict[str, Any], hosts: dict[str, Host]) -> None:
+    """And what needs the files waits for them, while logins do not."""
+    t2 = hosts["t2"]
+    assert module("t2", "weights_nfs", **shared)["changed"]
+    service = f"[Service]\\nType=oneshot\\nExecStart=cp {DIRECTORY}/file /root/read\\n"
+    needs = f"[Unit]\\nRequiresMountsFor={DIRECTORY}\\n{service}[Install]\\nWantedBy=multi-user.target\\n"
+    t2.check_output(f"printf '{needs}' >/etc/systemd/system/reader.service && systemctl enable reader")
+    try:
+        before = boot_id(t2)
+        t2.check_output("sync")
+        lab("off", "t2")
+        hosts["t1"].check_output("systemctl stop nfs-server")
+        with ThreadPoolExecutor(1) as pool:
+            booting = pool.submit(lab, "on", "t2")  # returns when nothing waits any more
+            try:
+                wait_for(lambda: booted_since(t2, before) and t2.run("systemctl is-active systemd-user-sessions").rc == 0)
+                assert unit(t2) == "activating, enabled" and not t2.file("/root/read").exists
+            finally:
+                hosts["t1"].check_output("systemctl start nfs-server")
+            booting.result()
+        assert unit(t2) == "active, enabled"
+        assert t2.check_output("cat /root/read") == "ours"
+    finally:
+        t2.run("systemctl disable reader; rm -f /etc/systemd/system/reader.service /root/read")
 
 
 @pytest.fixture
@@ -159,7 +273,7 @@ def test_a_dataset_goes_to_the_members_and_then_what_is_new(checkpoint: Checkpoi
 
 
 def test_a_stream_that_is_cut_goes_on(checkpoint: Checkpoint, hosts: dict[str, Host], pools: None) -> None:
-    """The receiving job is killed with all that it started, in the middle of the stream, and the role is run again."""
+    """`zfs receive` is killed in the middle of the stream: the job takes the rest, and what had arrived is not sent again."""
     for netdev in ("enp1s0f0np0", "enP2p1s0f0np0"):
         hosts["t1"].check_output(f"tc qdisc replace dev {netdev} root tbf rate 16mbit burst 64kb latency 100ms")
     try:
@@ -173,6 +287,25 @@ def test_a_stream_that_is_cut_goes_on(checkpoint: Checkpoint, hosts: dict[str, H
         hosts["t2"].run("systemctl stop killer")
     assert checkpoint.is_whole_on("t1", "t2", "t3")
     assert streams(hosts["t2"])[-1] == "rest"
+
+
+def test_a_pool_that_fills_is_named_and_the_next_run_goes_on(hosts: dict[str, Host], pools: None, plan: dict[str, Any]) -> None:
+    leg, peer = next((leg, peer) for leg in plan["members"]["t2"]["legs"] for peer in leg["peers"] if peer["member"] == "t1")
+    given = {"name": NAME, "path": DIRECTORY, "dataset": DATASET, "digest": "0" * 64}
+    assert module("t1", "weights_zfs", **given, state="present")["changed"]
+    hosts["t1"].check_output(f"head -c 60M /dev/urandom >{DIRECTORY}/weights")
+    hosts["t2"].check_output("zfs create -o mountpoint=/srv/full tank/full && head -c 120M /dev/urandom >/srv/full/x && sync")
+    assert module("t1", "weights_zfs", **given, state="sent", addresses=[peer["address"]], peers=[leg["address"]])["changed"]
+    try:
+        answer = module("t2", "weights_zfs", **given, state="received", addresses=[peer["address"]])
+        assert answer["failed"] and f"the pool of {DATASET} is full" in answer["msg"], answer
+        hosts["t2"].check_output("zfs destroy tank/full && sync")
+        answer = module("t2", "weights_zfs", **given, state="received", addresses=[peer["address"]])
+        assert answer["streams"] == ["rest"], answer
+    finally:
+        module("t1", "weights_zfs", **given, state="stopped")
+    there, here = (host.check_output(f"sha256sum {DIRECTORY}/weights") for host in (hosts["t1"], hosts["t2"]))
+    assert there == here
 
 
 def test_a_dataset_of_somebody_else_is_not_replaced(checkpoint: Checkpoint, hosts: dict[str, Host], pools: None) -> None:

@@ -63,6 +63,50 @@ def test_a_path_is_on_its_nearest_mount(path: str, kind: str) -> None:
     assert _nfs.filesystem_of(path, MOUNTS) == kind
 
 
+MOUNTED = """\
+22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw
+40 22 0:40 / /var/lib/m\\040m rw,nosuid shared:3 - nfs4 10.10.0.1:/srv/m\\040m ro,vers=4.2,hard,nconnect=8
+41 22 0:41 / /w rw - nfs4 10.10.0.1:/w rw,vers=4.2
+42 22 0:42 / /o ro - nfs4 10.10.0.1:/o ro,vers=4.1
+43 22 0:43 / /t rw - nfs4 10.10.0.1:/t ro,vers=4.2
+44 43 0:44 / /t rw - tmpfs over rw
+45 22 0:45 / /e rw - tmpfs  rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "right"),
+    [
+        ("/var/lib/m m", "/srv/m m", True),
+        ("/var/lib/m m", "/srv/other", False),
+        ("/w", "/w", False),  # writable
+        ("/o", "/o", False),  # an older NFS
+        ("/t", "/t", False),  # something lies on top
+        ("/none", "/none", False),
+    ],
+)
+def test_a_mount_is_right_by_source_version_and_read_only(path: str, source: str, right: bool) -> None:
+    assert _nfs.is_as_wanted(_nfs.mount_at(path, MOUNTED), "10.10.0.1", source) is right
+
+
+@pytest.mark.parametrize(
+    ("words", "cure"),
+    [
+        ("mount.nfs4: Protocol not supported for 10.10.0.1:/m on /x", "vers4.2 in /etc/nfs.conf"),
+        ("mount.nfs4: mounting 10.10.0.1:/m failed, reason given by server: No such file or directory", "with the head in it"),
+        ("mount.nfs4: access denied by server while mounting 10.10.0.1:/m", "with the head in it"),
+        ("mount.nfs4: Connection refused for 10.10.0.1:/m on /x", "check nfs-server there"),
+        ("mount.nfs4: Connection timed out for 10.10.0.1:/m on /x", "check nfs-server there"),
+        ("mount.nfs4: No route to host for 10.10.0.1:/m on /x", "check nfs-server there"),
+        ("something new", "the kernel's log"),
+    ],
+)
+def test_what_the_server_refuses_has_a_cure(words: str, cure: str) -> None:
+    """As mount.nfs4 of nfs-utils 2.8 words it; the real refusals are the second lab's."""
+    sentence = _nfs.trial_refusal("10.10.0.1", "/m", words)
+    assert cure in sentence and words in sentence and "\n" not in sentence
+
+
 SNAPSHOTS = st.lists(st.integers(0, 9), unique=True).map(lambda numbers: [Snapshot(f"gb10-{number}", str(number)) for number in numbers])
 
 
