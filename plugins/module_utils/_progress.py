@@ -52,6 +52,8 @@ def line(progress: Mapping[str, Any]) -> str:
     """One line: files, bytes, rate and time left, and how far the files in transfer are. Nothing is said of what is not known."""
     if not progress:
         return "starting"
+    if "step" in progress:  # work that cannot be measured in bytes
+        return str(progress["step"])
     total, done = progress["bytes"], progress["bytes_done"]
     parts = [
         f"{progress['files_done']} of {progress['files']} files",

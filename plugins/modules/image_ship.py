@@ -2,7 +2,7 @@
 # Copyright: gb10.cluster contributors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A container image, loaded from an archive that lies on this member."""
+"""A container image, loaded from an archive or a folder that lies on this member."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ options:
     type: str
     required: true
   id:
-    description: The image's id, the SHA-256 of its configuration, in hex.
+    description: The image's id, the SHA-256 of its configuration, or its content as M(gb10.cluster.image_info) tells it, in hex.
     type: str
   archive:
-    description: Path of the archive on this member, as C(docker save) or C(podman save) write it.
+    description:
+      - Path of the archive on this member, as C(docker save) or C(podman save) write it, or of a folder that M(gb10.cluster.image_export) made. The
+        folder may lack layers that the engine has.
     type: path
   state:
     description: V(present) loads the image, V(absent) takes the name away, and the image where it has no other.
@@ -38,6 +40,7 @@ options:
     default: present
 seealso:
   - module: gb10.cluster.image_info
+  - module: gb10.cluster.image_export
 """
 
 EXAMPLES = r"""
@@ -60,49 +63,38 @@ ok:
   returned: always
   type: bool
 id:
-  description: The image's id, in hex; empty for O(state=absent).
+  description: The engine's id of the image, in hex; empty for O(state=absent).
+  returned: always
+  type: str
+content:
+  description: The image's content as M(gb10.cluster.image_info) tells it; empty for O(state=absent), and in check mode where it is not loaded yet.
   returned: always
   type: str
 """
 
+from pathlib import Path
+
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import _host, _image
-
-LOAD_TIMEOUT_S = 3600
-"""22 GB of layers to a disk that writes 10 MB/s."""
+from ..module_utils import _image
+from ..module_utils._engine import Engine, held_by
 
 
-class Engine:
-    """The engine's commands; one that fails ends the module."""
-
-    def __init__(self, module: AnsibleModule) -> None:
-        self._module = module
-        self._program = module.params["engine"]
-
-    def image(self, name: str) -> _image.Image | None:
-        """The image of this reference or id."""
-        try:
-            return _image.inspected(self._program, _host.run(_image.inspect_argv(self._program, name)))
-        except _image.ImageError as error:
-            self._module.fail_json(msg=str(error))
-
-    def load(self, archive: str, wanted: str) -> None:
-        """Load an archive that holds the wanted image."""
-        try:
-            held = _image.archive_id(archive)
-        except _image.ImageError as error:
-            self._module.fail_json(msg=str(error))
-        if held != wanted:
-            self._module.fail_json(msg=f"{archive} holds image {held}, expected {wanted}: give the archive and the id that belong together")
-        self.do("load", "--input", archive)
-
-    def do(self, *arguments: str) -> None:
-        """Run a command that changes something."""
-        done = _host.run([self._program, *arguments], timeout=LOAD_TIMEOUT_S)
-        if done.status:
-            command = f"{self._program} {' '.join(arguments)}"
-            self._module.fail_json(msg=f"{command} failed ({done.message}): run it on this member to see more")
+def load(engine: Engine, module: AnsibleModule, wanted: str) -> _image.Image:
+    """The wanted image, loaded from an archive that holds it."""
+    archive = Path(module.params["archive"])
+    held = held_by(archive)
+    if wanted not in (held.id, held.content):
+        raise _image.ImageError(f"{archive} holds image {held.id}, expected {wanted}: give the archive and the id that belong together")
+    engine.load(archive, module.params["reference"])
+    # An engine whose ids are not the configuration's has it under its name.
+    for name in (held.id, module.params["reference"]):
+        image = engine.image(name)
+        if image and image.content == held.content:
+            return image
+    raise _image.ImageError(
+        f"{archive} was loaded, and {engine.program} has no image {held.id} of its content: load it on this member to see more"
+    )
 
 
 def main() -> None:
@@ -121,23 +113,32 @@ def main() -> None:
     reference, archive = module.params["reference"], module.params["archive"]
     present = module.params["state"] == "present"
     wanted = _image.plain_id(module.params["id"] or "") if present else ""
-    engine = Engine(module)
-    named = engine.image(reference)
-    before = named.id if named else ""
+    engine = Engine(module.params["engine"])
     actions = []
-    if before != wanted:
-        must_load = present and not engine.image(wanted)
-        actions = [f"load {archive}"] if must_load else []
-        actions.append(f"name {wanted} {reference}" if present else f"remove {reference}")
-        if not module.check_mode:
-            if must_load:
-                engine.load(archive, wanted)
-            engine.do("image", *(("tag", wanted, reference) if present else ("rm", reference)))
-            verdict = _image.verdict(reference, engine.image(reference), wanted)
-            if present and verdict:
-                module.fail_json(msg=verdict)
-    diff = {"before": f"{reference} {before}\n", "after": f"{reference} {wanted}\n"}
-    module.exit_json(changed=bool(actions), actions=actions, ok=present, id=wanted, diff=diff)
+    try:
+        named = engine.image(reference)
+        result = before = named.id if named else ""
+        image = named if present else None
+        right = (named is not None and _image.is_wanted(named, wanted)) if present else not named
+        if not right:
+            # Its name may have been taken away, or given to another.
+            image = engine.image(wanted) if present else None
+            actions = [f"load {archive}"] if present and not image else []
+            actions.append(f"name {wanted} {reference}" if present else f"remove {reference}")
+            if not module.check_mode and present:
+                image = image or load(engine, module, wanted)
+                engine.do("image", "tag", image.id, reference)
+                verdict = _image.verdict(reference, engine.image(reference), wanted)
+                if verdict:
+                    raise _image.ImageError(verdict)
+            elif not module.check_mode:
+                engine.do("image", "rm", reference)
+            result = image.id if image else wanted
+    except _image.ImageError as error:
+        module.fail_json(msg=str(error))
+    diff = {"before": f"{reference} {before}\n", "after": f"{reference} {result if present else ''}\n"}
+    content = image.content if image else ""
+    module.exit_json(changed=bool(actions), actions=actions, ok=present, id=result if present else "", content=content, diff=diff)
 
 
 if __name__ == "__main__":

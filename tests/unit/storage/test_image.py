@@ -34,7 +34,7 @@ def manifest(*configs: str) -> bytes:
 
 @pytest.mark.parametrize("name", ["any.json", f"blobs/sha256/{ID}"], ids=["docker and podman", "docker since 25"])
 def test_an_archives_id_is_its_configurations_hash_whatever_its_name(tmp_path: Path, name: str) -> None:
-    assert _image.archive_id(archive(tmp_path / "x.tar", {name: CONFIG, "manifest.json": manifest(name)})) == ID
+    assert _image.archive_of(archive(tmp_path / "x.tar", {name: CONFIG, "manifest.json": manifest(name)})).id == ID
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_an_archives_id_is_its_configurations_hash_whatever_its_name(tmp_path: P
 )
 def test_a_bad_archive_is_one_sentence(tmp_path: Path, files: dict[str, bytes], words: str) -> None:
     with pytest.raises(_image.ImageError, match=words) as caught:
-        _image.archive_id(archive(tmp_path / "x.tar", files))
+        _image.archive_of(archive(tmp_path / "x.tar", files))
     assert "\n" not in str(caught.value)
 
 
@@ -57,7 +57,7 @@ def test_what_is_no_archive_at_all_is_said(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(b"<!DOCTYPE html>")
     for path in ("x.tar", "absent.tar"):
         with pytest.raises(_image.ImageError, match="no image archive"):
-            _image.archive_id(str(tmp_path / path))
+            _image.archive_of(str(tmp_path / path))
 
 
 @pytest.mark.parametrize("shown", [ID, f"sha256:{ID}"], ids=["podman", "docker"])
@@ -65,7 +65,8 @@ def test_what_is_no_archive_at_all_is_said(tmp_path: Path) -> None:
 def test_both_engines_tell_of_an_image(shown: str, config: Any) -> None:
     labels = {"a": "b"} if config and config["Labels"] else {}
     out = json.dumps([{"Id": shown, "Size": 7, "Config": config}])
-    assert _image.inspected("podman", Result(0, out, "")) == _image.Image(ID, labels, 7)
+    found = _image.inspected("podman", Result(0, out, ""))
+    assert found and (found.id, found.labels, found.size) == (ID, labels, 7)
 
 
 @pytest.mark.parametrize(
