@@ -11,8 +11,9 @@ module: serving_probe
 short_description: Prove a served model by its answers
 version_added: 0.1.0
 description:
-  - Runs on the head, so that the API key never leaves it. Asks the endpoint and judges the answers.
-  - The endpoint must refuse a request without the key.
+  - Runs on the head, so that the API key never leaves it. Asks the endpoint and judges the answers, one probe after the other.
+  - V(health), V(key) and V(models) always hold; which others do, and with what template arguments, the profile says (C(probes)).
+  - The head keeps all requests and replies in C(/var/lib/gb10/verify/GROUP.json). That is no change.
 author: [gb10.cluster contributors (@gb10-cluster)]
 extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attributes.INFO_MODULE]
 options:
@@ -28,14 +29,30 @@ options:
     description: Served model name.
     type: str
     required: true
-  chat:
-    description: A chat request, with C(prompt), C(max_tokens) and C(expect), a regular expression that the answer must match in any case of letters.
+  context:
+    description: Planned context in tokens; the endpoint must say the same where it says one.
+    type: int
+    default: 0
+  probes:
+    description: The profile's probes with their settings (C(service.probes) of the plan). What is absent or null is not probed.
     type: dict
+    default: {}
+  only:
+    description: Names of the probes to run; empty for all.
+    type: list
+    elements: str
+    default: []
   reference:
     description: Greedy tokens of the same model run as one rank, with C(prompt) and C(token_ids). The endpoint must generate the same.
     type: dict
+    default: {}
+  since:
+    description:
+      - Seconds since 1970 by the head's clock. A group that began to serve before is the one that is to be replaced, and is not believed.
+    type: float
+    default: 0
   timeout:
-    description: Seconds for one request.
+    description: Seconds for one request; a long prompt gets more, by its length.
     type: float
     default: 300
 """
@@ -46,120 +63,142 @@ EXAMPLES = r"""
     group: lab
     port: 8000
     model: smollm2
-    chat: {prompt: "What is the capital of France?", max_tokens: 32, expect: paris}
+    probes:
+      chat: {prompt: "What is the capital of France?", max_tokens: 32, expect: paris}
+
+- name: Wait until the group is another than the one before, and prove that
+  gb10.cluster.serving_probe:
+    group: lab
+    port: 8000
+    model: smollm2
+    since: "{{ before_the_change }}"
+  register: probe
+  until: probe is success
+  retries: 120
+  delay: 5
 """
 
 RETURN = r"""
-answer:
-  description: Text of the chat answer.
-  returned: when O(chat) is given
-  type: str
-token_ids:
-  description: Greedy tokens.
-  returned: when O(reference) is given
-  type: list
-  elements: int
-seconds:
-  description: Time that each request took, by name.
+results:
+  description: Per probe its C(name), C(verdict) (passed, failed, not probed), C(note) and C(faults) (C(code), C(sentence)).
   returned: always
-  type: dict
+  type: list
+  elements: dict
 problems:
   description: What is wrong, one sentence each.
   returned: always
   type: list
   elements: str
+codes:
+  description: Names of the faults, as docs/verification.md explains them.
+  returned: always
+  type: list
+  elements: str
+lines:
+  description: One line per probe, for a person.
+  returned: always
+  type: list
+  elements: str
+answer:
+  description: Text of the chat answer.
+  returned: when the probe V(chat) passed
+  type: str
+token_ids:
+  description: Greedy tokens, which are those of O(reference).
+  returned: when the probe V(parity) passed
+  type: list
+  elements: int
+seconds:
+  description: Time that each probe took, by name.
+  returned: always
+  type: dict
+evidence:
+  description: File on the head with every request and its reply.
+  returned: always
+  type: str
 """
 
 import json
+import secrets
 import time
-import urllib.error
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.urls import open_url
 
-from ..module_utils import _host, _probes
+from ..module_utils import _endpoint, _host, _probes
+
+FOLDER = "/var/lib/gb10/verify"
 
 
-class Endpoint:
-    """The API on this member."""
-
-    def __init__(self, port: int, timeout: float) -> None:
-        self.base, self.timeout = f"http://127.0.0.1:{port}", timeout
-        self.seconds: dict[str, float] = {}
-
-    def post(self, name: str, path: str, body: dict[str, Any], key: str) -> tuple[int, dict[str, Any]]:
-        """Status and decoded answer; status 0 with the reason under `error` where no answer came."""
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        begin = time.monotonic()
-        try:
-            answer = open_url(self.base + path, json.dumps(body), headers, "POST", use_proxy=False, timeout=self.timeout)
-            return answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            return error.code, {"error": error.read(300).decode("utf-8", "replace")}
-        except (urllib.error.URLError, OSError, ValueError) as error:
-            return 0, {"error": str(error)}
-        finally:
-            self.seconds[name] = round(time.monotonic() - begin, 3)
+def rank_state(group: str) -> dict[str, Any]:
+    """The head's rank by its own word; empty where none has run since boot."""
+    try:
+        return json.loads(_host.read(f"/run/gb10/{group}/state.json") or "{}")
+    except ValueError:
+        return {}
 
 
 def main() -> None:
-    """Ask, judge, report all that is wrong."""
+    """Ask, judge, keep, report all that is wrong."""
     module = AnsibleModule(
         argument_spec={
             "group": {"type": "str", "required": True},
             "port": {"type": "int", "required": True},
             "model": {"type": "str", "required": True},
-            "chat": {"type": "dict"},
-            "reference": {"type": "dict"},
+            "context": {"type": "int", "default": 0},
+            "probes": {"type": "dict", "default": {}},
+            "only": {"type": "list", "elements": "str", "default": []},
+            "reference": {"type": "dict", "default": {}},
+            "since": {"type": "float", "default": 0},
             "timeout": {"type": "float", "default": 300},
         },
         supports_check_mode=True,
     )
     parameters = module.params
-    key_file = f"/etc/gb10/{parameters['group']}/api-key"
+    group, only = parameters["group"], parameters["only"]
+    if unknown := sorted(set(only) - set(_probes.PROBES)):
+        module.fail_json(msg=f"there is no probe {', '.join(unknown)}: choose from {', '.join(_probes.PROBES)}")
+    key_file = f"/etc/gb10/{group}/api-key"
     key = _host.read(key_file)
     if not key:
         module.fail_json(msg=f"{key_file} is absent or empty on this member: run the service role, and the probe on the head")
-    endpoint = Endpoint(parameters["port"], parameters["timeout"])
-    result: dict[str, Any] = {"changed": False, "seconds": endpoint.seconds}
-    problems: list[str] = []
+    before = rank_state(group)
+    if old := _probes.not_yet(before, parameters["since"]):
+        module.fail_json(msg=old, codes=["old-group"], problems=[old], results=[], seconds={})
 
-    asks = {"without key": ("/v1/completions", {"model": parameters["model"], "prompt": "1", "max_tokens": 1}, "")}
-    if parameters["chat"]:
-        asks["chat"] = ("/v1/chat/completions", _probes.chat_request(parameters["model"], parameters["chat"]), key)
-    reference = [int(token) for token in (parameters["reference"] or {}).get("token_ids", [])]
-    if reference:
-        body = _probes.parity_request(parameters["model"], parameters["reference"]["prompt"], len(reference))
-        asks["parity"] = ("/v1/completions", body, key)
-    # All at once: the engine computes them in one batch.
-    with ThreadPoolExecutor(max_workers=len(asks)) as pool:
-        answers = dict(zip(asks, pool.map(lambda ask: endpoint.post(ask[0], *ask[1]), asks.items()), strict=True))
+    target = _probes.Target(parameters["model"], parameters["context"], secrets.token_hex(8), parameters["reference"])
+    endpoint = _endpoint.Endpoint("127.0.0.1", parameters["port"], key, parameters["timeout"])
+    results = _probes.run(target, parameters["probes"], only, endpoint.ask_all)
+    after = rank_state(group)
+    if before.get("since") != after.get("since"):
+        moved = f"the group was {before.get('phase')} when the probes began and is {after.get('phase')} since: what answered is not one group, run them again"
+        module.fail_json(msg=moved, codes=["group-changed"], problems=[moved], results=[], seconds={})
 
-    if answers["without key"][0] == 200:
-        problems.append("the endpoint answers without an API key: restart the group (playbook gb10.cluster.restart)")
-    if "chat" in answers:
-        status, body = answers["chat"]
-        result["answer"] = _probes.chat_answer(body)
-        verdict = (
-            _probes.chat_verdict(parameters["chat"], result["answer"])
-            if status == 200
-            else f"the chat request ended with {status}: {body['error']}"
-        )
-        problems += [verdict] if verdict else []
-    if "parity" in answers:
-        status, body = answers["parity"]
-        result["token_ids"] = _probes.parity_tokens(body)
-        verdict = (
-            _probes.parity_verdict(reference, result["token_ids"])
-            if status == 200
-            else f"the greedy request ended with {status}: {body['error']}"
-        )
-        problems += [verdict] if verdict else []
-    result["problems"] = problems
-    if problems:
-        module.fail_json(msg="; ".join(problems), **result)
+    path = f"{FOLDER}/{group}.json"
+    kept = {
+        "version": 1,
+        "group": group,
+        "model": target.model,
+        "utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "results": results,
+    }
+    _host.write(path, (json.dumps(kept, indent=1, allow_nan=False) + "\n").encode(), 0o600)
+    shown = [{name: value for name, value in result.items() if name != "exchanges"} for result in results]
+    faults = [(entry["name"], fault) for entry in results for fault in entry["faults"]]
+    result: dict[str, Any] = {
+        "changed": False,
+        "results": shown,
+        "problems": [f"{name}: {fault['sentence']}" for name, fault in faults],
+        "codes": [fault["code"] for _name, fault in faults],
+        "seconds": {entry["name"]: entry["seconds"] for entry in results if entry["verdict"] != "not probed"},
+        "lines": _probes.lines(results),
+        "evidence": path,
+    }
+    passed = {entry["name"]: entry["note"] for entry in results if entry["verdict"] == "passed"}
+    result |= {"answer": passed["chat"]} if "chat" in passed else {}
+    result |= {"token_ids": target.reference["token_ids"]} if "parity" in passed else {}
+    if faults:
+        module.fail_json(msg=f"{'; '.join(result['problems'])} (every request and reply: {path})", **result)
     module.exit_json(**result)
 
 
