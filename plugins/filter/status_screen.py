@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..module_utils._status import screen
+from ..module_utils._status import screen, summary
 
 
 class FilterModule:
@@ -15,9 +15,14 @@ class FilterModule:
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Filters by name."""
-        return {"status_screen": status_screen}
+        return {"status_screen": status_screen, "status_summary": status_summary}
 
 
 def status_screen(plan: Mapping[str, Any], members: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
     """See status_screen.yml."""
     return screen(plan, members)
+
+
+def status_summary(plan: Mapping[str, Any], members: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
+    """See status_summary.yml."""
+    return summary(plan, members)

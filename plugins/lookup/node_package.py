@@ -10,7 +10,8 @@ name: node_package
 short_description: The node services of the collection, packed into one file
 version_added: 0.1.0
 description:
-  - Packs C(runtime/node/gb10_node) into a zip archive that Python runs as it is. The same sources give the same bytes on every controller.
+  - Packs C(runtime/node/gb10_node), and the modules of the core whose rules it shares, into a zip archive that Python runs as it is. The same
+    sources give the same bytes on every controller.
 author: [gb10.cluster contributors (@gb10-cluster)]
 options: {}
 """
@@ -38,7 +39,10 @@ from typing import Any
 
 from ansible.plugins.lookup import LookupBase
 
-SOURCES = Path(__file__).resolve().parents[2] / "runtime" / "node"
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "runtime" / "node"
+CORE = ("_errors", "_host", "_image", "_padding", "_roce", "_sockets", "_start")
+"""What the node services import from `gb10_core`, which is `plugins/module_utils` here."""
 EPOCH = (1980, 1, 1, 0, 0, 0)
 """The oldest time that a zip archive can name: an archive's bytes follow from its sources alone."""
 
@@ -51,6 +55,10 @@ def package() -> str:
         entry = "import runpy\n\nrunpy.run_module('gb10_node', run_name='__main__')\n"
         files = {"__main__.py": entry.encode()} | {
             str(path.relative_to(SOURCES)): path.read_bytes() for path in (SOURCES / "gb10_node").glob("**/*.py")
+        }
+        # A folder in an archive is no package without this file.
+        files |= {"gb10_core/__init__.py": b""} | {
+            f"gb10_core/{name}.py": (ROOT / "plugins" / "module_utils" / f"{name}.py").read_bytes() for name in CORE
         }
         for name, content in sorted(files.items()):
             archive.writestr(zipfile.ZipInfo(name, EPOCH), content, compress_type=zipfile.ZIP_DEFLATED)

@@ -72,6 +72,18 @@ def names(directory: str | Path) -> list[str]:
         return []
 
 
+def descendants(root: int, procfs_root: str = "/proc") -> list[int]:
+    """A process and all that descend from it, itself first."""
+    children: dict[int, list[int]] = {}
+    for pid in filter(str.isdigit, names(procfs_root)):
+        if stat := read(f"{procfs_root}/{pid}/stat"):  # the name, in brackets, may hold anything
+            children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(pid))
+    found = [root]
+    for pid in found:
+        found += children.get(pid, [])
+    return found
+
+
 def write(path: str | Path, content: bytes, mode: int = 0o644) -> None:
     """Replace a file whole: readers see the old bytes or the new ones, and a crash leaves one of the two."""
     path = Path(path)

@@ -86,7 +86,7 @@ ON_MANAGEMENT = "rendezvous and bootstrap reach all members on the management pl
 
 # What no profile may set, with the reason.
 FROM_INVENTORY = "it follows from the inventory"
-# What is nowhere set.
+# What no plan sets. A rank's start writes the GID index that all its devices share at that moment, where there is one (`_start`).
 ABSENT = {
     "NCCL_IB_GID_INDEX": (
         "NCCL takes one number for all devices, but the index differs per port and moves when a link flaps; "

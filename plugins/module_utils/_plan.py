@@ -8,7 +8,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from . import _nccl, _serving
+from . import _image, _nccl, _serving
 from ._errors import PlanError
 from ._schema import with_defaults
 from ._topology import Fabric, Member, plan_fabric
@@ -25,8 +25,9 @@ COORDINATION_PORT = 29600
 HEARTBEAT_S = 10
 
 # Waits before the starts that follow a failure; one failure more within six hours, and nothing starts any more. A token every
-# 90 s keeps the GPU out of its slow state (LLMKube's keep-warm). After 300 s vLLM itself gives a step up.
-RECOVERY = {"backoff_s": [120, 300, 900], "canary_interval_s": 90, "canary_silence_s": 300}
+# 90 s keeps the GPU out of its slow state (LLMKube's keep-warm). After 300 s vLLM itself gives a step up. A start that logs nothing on any
+# rank for 420 s hangs (MiaAI-Lab's two-Spark kit).
+RECOVERY = {"backoff_s": [120, 300, 900], "canary_interval_s": 90, "canary_silence_s": 300, "load_silence_s": 420}
 
 # The floors of LLMKube's gb10-memory-guard. `stop` ends the group in order when memory stays below the floor, `log` only says so,
 # `kill` gives the container no grace. Kill is no default: what took the memory may be something else (an upload of 7 GiB once
@@ -81,6 +82,7 @@ def build_plan(members: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
         },
         "image": {
             "reference": profile["image"]["reference"],
+            "name": _image.local_name(profile["image"]["reference"]),
             "source": _source(profile, "image", "archive", "cluster_image_archive", settings),
         },
         "service": {
@@ -252,7 +254,7 @@ def _rank_config(
         "served_model_name": profile["serving"]["served_model_name"],
         "container": {
             "name": f"gb10-{name}",
-            "image": profile["image"]["reference"],
+            "image": _image.local_name(profile["image"]["reference"]),
             "command": _serving.arguments(profile, ranks, member.rank, settings["cluster_api_port"]),
             "environment": _serving.environment(profile, member, nccl),
             "volumes": _volumes(profile, settings),
@@ -270,8 +272,16 @@ def _rank_config(
             "stop_s": profile["serving"]["stop_timeout_s"],
             "heartbeat_s": HEARTBEAT_S,
         },
-        "recovery": profile["serving"].get("recovery", RECOVERY),
+        "recovery": RECOVERY | profile["serving"].get("recovery", {}),
         "guard": profile["memory"].get("guard", GUARD),
+        "start": {
+            "free_mib": profile["memory"].get("start_free_mib", 0),
+            "legs": [
+                {"hca": end.port.hca, "netdev": end.port.netdev, "address": end.address} for dummy, end in fabric.legs_of(member.name)
+            ],
+            "checkpoint": f"{settings['cluster_storage_root']}/{profile['checkpoint']['directory']}",
+            "virtual_heads": profile["checkpoint"].get("preparation", {}).get("virtual_heads", {}),
+        },
     }
 
 

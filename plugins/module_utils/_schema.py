@@ -67,7 +67,8 @@ PATH = _text(r"^/\S+$", "an absolute path without spaces")
 NETWORK = _text(r"^\d+\.\d+\.\d+\.\d+/\d+$", "an IPv4 network like 10.10.0.0/16")
 PORT = _integer(1024, 65535)
 SECONDS = _integer(1)
-RECOVERY = _object({"backoff_s": _list(SECONDS, minItems=1), "canary_interval_s": SECONDS, "canary_silence_s": SECONDS})
+_RECOVERY = {"backoff_s": _list(SECONDS, minItems=1), "canary_interval_s": SECONDS, "canary_silence_s": SECONDS, "load_silence_s": SECONDS}
+RECOVERY = _object(_RECOVERY)
 MEBIBYTES = _integer(64)
 GUARD = _object(
     {"at_floor": {"enum": ["stop", "kill", "log"]}, "floor_mib": MEBIBYTES, "flush_floor_mib": MEBIBYTES, "load_cached_mib": MEBIBYTES}
@@ -126,7 +127,7 @@ IMAGE_SOURCE = _one_of_kinds(
     {
         "archive": _object({}, {"path": TEXT}),
         "registry": _object({}),
-        "build": _object({"recipe": TEXT}),
+        "build": _object({"recipe": TEXT}, {"published": TEXT}),
     }
 )
 HEADS = {"num_attention_heads": _integer(1), "o_groups": _integer(1)}
@@ -139,20 +140,40 @@ PREPARATION = _object(
         ),
     },
 )
+_TEMPLATE: Schema = {"chat_template_kwargs": {"type": "object"}}
+
+
+def _probe(required: Schema, optional: Schema) -> Schema:
+    """Settings of a probe that a profile may leave out, or set to null: not probed."""
+    return {**_object(required, optional), "type": ["object", "null"]}
+
+
 PROBES = _object(
+    {"chat": _object({"prompt": TEXT, "expect": {**TEXT, "format": "regex"}, "max_tokens": _integer(1)}, _TEMPLATE)},
     {
-        "chat": _object(
-            {"prompt": TEXT, "expect": {**TEXT, "format": "regex"}, "max_tokens": _integer(1)},
-            {"chat_template_kwargs": {"type": "object"}},
-        )
+        "parity": _object({"prompt": TEXT, "tokens": _integer(1)}),
+        "logprobs": _probe({}, {"tokens": _integer(1)}),
+        "determinism": _probe({}, {"tokens": _integer(1), "repeats": _integer(2)}),
+        "prefix_cache": _probe({}, {"tokens": _integer(1), "prompt_tokens": _integer(1)}),
+        "stop": _probe({}, {"tokens": _integer(16)}),
+        "streams": _probe({}, {"tokens": _integer(8), "exact": BOOLEAN}),
+        "tools": _probe({}, {"max_tokens": _integer(1), **_TEMPLATE}),
+        "reasoning": _probe(_TEMPLATE, {"max_tokens": _integer(1)}),
+        "vision": _probe({}, {"max_tokens": _integer(1), **_TEMPLATE}),
+        "limit": _probe({}, {}),
+        "needle": _probe(
+            {"lengths": _list(_integer(256), minItems=1)},
+            {"depths": _list({"type": "number", "minimum": 0, "maximum": 1}, minItems=1), "max_tokens": _integer(1), **_TEMPLATE},
+        ),
     },
-    {"parity": _object({"prompt": TEXT, "tokens": _integer(1)})},
 )
 
 PROFILE = _object(
     {
         "name": NAME,
         "description": TEXT,
+        # Whether these values were run by this collection, taken from a published configuration that was, or put together; and what says so.
+        "status": _object({"level": {"enum": ["verified", "derived", "experimental"]}, "evidence": TEXT}),
         "checkpoint": _object(
             {
                 "name": NAME,
@@ -170,13 +191,13 @@ PROFILE = _object(
                 "arguments": _map(
                     _text(r"^[a-z][a-z0-9-]*$", "the name of an option without its dashes"),
                     {
-                        "anyOf": [SCALAR, {"const": True}, _list(SCALAR, minItems=1), {"type": "object"}],
-                        "description": "a value, true for a bare flag, a list or a mapping",
+                        "anyOf": [SCALAR, {"const": True}, {"type": "null"}, _list(SCALAR, minItems=1), {"type": "object"}],
+                        "description": "a value, true for a bare flag, a list, a mapping, or null for what is not passed",
                     },
                 ),
                 "master_port": PORT,
             },
-            {"cache_mount": PATH},
+            {"cache_mount": PATH, "refused": _map(_text(r"^[a-z][a-z0-9-]*$", "the name of an option without its dashes"), TEXT)},
         ),
         "parallelism": _object({"tensor_parallel_size": _integer(1)}, {"expert_parallel": BOOLEAN}),
         "memory": _object(
@@ -185,6 +206,7 @@ PROFILE = _object(
                 "kv_cache_bytes": _integer(1),
                 "kv_bytes_per_token": {"type": "number", "exclusiveMinimum": 0},
                 "gpu_memory_utilization": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+                "start_free_mib": MEBIBYTES,
                 "guard": GUARD,
             },
         ),
@@ -195,7 +217,7 @@ PROFILE = _object(
                 "start_timeout_s": SECONDS,
                 "stop_timeout_s": SECONDS,
             },
-            {"recovery": RECOVERY},
+            {"recovery": _object({}, _RECOVERY)},
         ),
         "probes": PROBES,
     },
@@ -245,6 +267,14 @@ RANK_CONFIG = _object(
         "timeouts": _object({"start_s": SECONDS, "stop_s": SECONDS, "heartbeat_s": SECONDS}),
         "recovery": RECOVERY,
         "guard": GUARD,
+        "start": _object(
+            {
+                "free_mib": _integer(0),
+                "legs": _list(_object({"hca": TEXT, "netdev": TEXT, "address": _ADDRESS}), minItems=2),
+                "checkpoint": PATH,
+                "virtual_heads": {"anyOf": [_object({}), PREPARATION["properties"]["virtual_heads"]]},
+            }
+        ),
     }
 )
 
@@ -303,7 +333,7 @@ PLAN = _object(
                 "preparation": PREPARATION,
             }
         ),
-        "image": _object({"reference": TEXT, "source": IMAGE_SOURCE}),
+        "image": _object({"reference": TEXT, "name": TEXT, "source": IMAGE_SOURCE}),
         "service": _object(
             {
                 "group": TEXT,

@@ -44,6 +44,8 @@ VARIABLE_HOMES = {
     "VLLM_API_KEY": "the key file on the head",
     "VLLM_HOST_IP": "the inventory",
 }
+# DSpark's drafter has 128 experts, and the images that serve it on ranks which do not divide that need each expert whole on its rank (LLMKube).
+DRAFT_METHOD, DRAFT_EXPERTS = "dspark", 128
 
 
 def check_profile(profile: Mapping[str, Any], members: Sequence[Member]) -> None:
@@ -59,6 +61,8 @@ def check_profile(profile: Mapping[str, Any], members: Sequence[Member]) -> None
         raise PlanError(f"{where}: memory has neither kv_cache_bytes nor gpu_memory_utilization, so nothing bounds the KV cache: set one")
     for option in sorted(set(profile["engine"]["arguments"]) & set(OPTION_HOMES)):
         raise PlanError(f"{where}: engine.arguments.{option} is set by {OPTION_HOMES[option]}: remove it")
+    for option, reason in sorted(_forbidden(profile).items()):
+        raise PlanError(f"{where}: {option} may not be set, {reason}: remove it")
     for variable in sorted(profile["engine"]["environment"]):
         if variable in VARIABLE_HOMES:
             raise PlanError(f"{where}: engine.environment.{variable} is set by {VARIABLE_HOMES[variable]}: remove it")
@@ -66,15 +70,47 @@ def check_profile(profile: Mapping[str, Any], members: Sequence[Member]) -> None
             raise PlanError(f"{where}: engine.environment.{variable} belongs in nccl.overrides: move it")
 
 
+def _forbidden(profile: Mapping[str, Any]) -> dict[str, str]:
+    """Options of a profile that break it, with the reason: those that its image cannot take, and two that no image can."""
+    given = {name: value for name, value in profile["engine"]["arguments"].items() if value is not None}
+    found = {f"engine.arguments.{name}": reason for name, reason in profile["engine"].get("refused", {}).items() if name in given}
+    overrides = given.get("hf-overrides")
+    if isinstance(overrides, dict) and "text_config" in overrides:
+        found["engine.arguments.hf-overrides.text_config"] = (
+            "since a mapping takes the place of the whole text_config, which then has no heads (virtual_heads edits config.json instead)"
+        )
+    size = profile["parallelism"]["tensor_parallel_size"]
+    draft = given.get("speculative-config")
+    drafts = isinstance(draft, dict) and draft.get("method") == DRAFT_METHOD
+    if profile["parallelism"].get("expert_parallel") and drafts and DRAFT_EXPERTS % size:
+        found["parallelism.expert_parallel"] = f"since the drafter's {DRAFT_EXPERTS} experts do not divide by {size}"
+    return found
+
+
+def capture_sizes(sequences: int, tokens: int) -> list[int]:
+    """Batch sizes to capture as graphs: a decode step has `tokens` or tokens + 1 rows per sequence when so many are speculated (LLMKube, SFXNZ)."""
+    return sorted({count * step for count in range(1, sequences + 1) for step in (tokens, tokens + 1)})
+
+
+def _compilation(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The compilation-config with its capture sizes, where a profile leaves them to its sequences and speculated tokens."""
+    config, draft, sequences = (options.get(name) for name in ("compilation-config", "speculative-config", "max-num-seqs"))
+    if not isinstance(config, dict) or not isinstance(draft, dict) or not sequences or "cudagraph_capture_sizes" in config:
+        return {}
+    tokens = draft.get("num_speculative_tokens")
+    return {"compilation-config": config | {"cudagraph_capture_sizes": capture_sizes(sequences, tokens)}} if tokens else {}
+
+
 def arguments(profile: Mapping[str, Any], members: Sequence[Member], rank: int, port: int) -> list[str]:
     """A rank's argument vector after the image's name.
 
     All ranks carry the same options but for their rank and API: ranks that differ hang without an error. Options are sorted
-    by name, so that the order of keys in a profile means nothing.
+    by name, so that the order of keys in a profile means nothing; one that is null is not passed.
     """
     memory = profile["memory"]
     options: dict[str, Any] = {
         **profile["engine"]["arguments"],
+        **_compilation(profile["engine"]["arguments"]),
         "served-model-name": profile["serving"]["served_model_name"],
         "max-model-len": profile["serving"]["max_model_len"],
     }
@@ -96,7 +132,7 @@ def arguments(profile: Mapping[str, Any], members: Sequence[Member], rank: int, 
     }
     argv = [*profile["engine"]["command"], f"{MODELS_MOUNT}/{profile['checkpoint']['directory']}"]
     for name, value in [*placement.items(), *sorted(options.items())]:
-        argv += [f"--{name}", *_words(value)]
+        argv += [] if value is None else [f"--{name}", *_words(value)]
     return argv
 
 

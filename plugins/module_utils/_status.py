@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import _host, _netplan, _settings, _units
+from . import _host, _lock, _netplan, _settings, _units
 
 PLAYBOOK = "ansible-playbook gb10.cluster."
+EVENTS = 3
+"""Changes of a member that the screen has room for."""
 
 
 def read_member(group: str, legs: Sequence[Mapping[str, Any]], mtu: int, procfs_root: str = "/proc") -> dict[str, Any]:
@@ -30,19 +33,47 @@ def read_member(group: str, legs: Sequence[Mapping[str, Any]], mtu: int, procfs_
         "mem_free_mib": int(meminfo.get("MemFree", "0 kB").split()[0]) // 1024,
         "mem_total_mib": int(meminfo.get("MemTotal", "0 kB").split()[0]) // 1024,
         "guard": _units.read_guard_record(group),
+        "checks": dict(state.checks),
+        "events": [dict(event) for event in state.events],
+        "evidence": _host.names(_units.evidence_directory(group)),
+        "at_boot": _host.run(["systemctl", "is-enabled", _units.target_unit(group)]).out.strip() == "enabled",
+        "lock": _lock_sentence(_lock.parse(_units.read_lock(group))),
         "swaps": _settings.active_swaps(_host.read(f"{procfs_root}/swaps") or ""),
     }
+
+
+def _lock_sentence(lock: _lock.Lock | None) -> str:
+    """Who works on the cluster now; empty where nobody does."""
+    return f"{lock.owner.who} runs {lock.owner.what}, since {_lock.age_text(time.time() - lock.since)}" if lock else ""
+
+
+def summary(plan: Mapping[str, Any], members: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
+    """The same for programs: whether the group serves, the screen's lines, and all that the members said."""
+    return {
+        "group": plan["cluster"]["name"],
+        "serving": _serves(members),
+        "url": f"{plan['service']['url']}/v1",
+        "model": plan["service"]["served_model_name"],
+        "lines": screen(plan, members),
+        "members": {name: None if member is None else dict(member) for name, member in members.items()},
+    }
+
+
+def _serves(members: Mapping[str, Mapping[str, Any] | None]) -> bool:
+    return all(member is not None and member["phase"] == "serving" for member in members.values())
 
 
 def screen(plan: Mapping[str, Any], members: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
     """Lines of the status screen. A member that did not answer is None."""
     cluster, service = plan["cluster"], plan["service"]
     head = members.get(cluster["head"]) or {}
-    serving = all(member is not None and member["phase"] == "serving" for member in members.values())
+    serving = _serves(members)
     lines = [
         f"group {cluster['name']}: {'serving' if serving else 'not serving'} {service['served_model_name']} ({cluster['profile']}) "
         f"at {service['url']}/v1, {cluster['topology']} of {len(cluster['members'])}"
     ]
+    if head.get("lock"):
+        lines.append(head["lock"])
     width = max(len(name) for name in members)
     for name, member in members.items():
         rank = plan["members"][name]["rank"]
@@ -56,6 +87,9 @@ def screen(plan: Mapping[str, Any], members: Mapping[str, Mapping[str, Any] | No
             f"{start}  {member['phase']}{detail}, {member['legs'] - _bad_legs(member)}/{member['legs']} legs, {memory}{_next_command(member)}"
         )
         lines += [f"{'':<{width}}  {problem} -> {PLAYBOOK}site --tags fabric" for problem in member["leg_problems"]]
+        lines += [f"{'':<{width}}  {event['what']} (used since {_when(event['at'])})" for event in member["events"][-EVENTS:]]
+        if not member["at_boot"]:
+            lines.append(f"{'':<{width}}  a boot does not start the group here -> {PLAYBOOK}resume")
         if member["guard"]:
             lines.append(
                 f"{'':<{width}}  memory guard: {member['guard']['action']}, {member['guard']['reason']} -> free memory, then {PLAYBOOK}start"
@@ -64,8 +98,13 @@ def screen(plan: Mapping[str, Any], members: Mapping[str, Mapping[str, Any] | No
             lines.append(f"{'':<{width}}  swap is on ({', '.join(member['swaps'])}) -> {PLAYBOOK}site --tags fabric")
     failure = head.get("failure") or next((m["failure"] for m in members.values() if m and m["failure"]), None)
     if failure and not serving:
-        lines.append(f"last failure: {failure['reason']} -> {PLAYBOOK}logs --limit {failure['culprit']}")
+        more = f", {PLAYBOOK}evidence" if failure.get("evidence") else ""
+        lines.append(f"last failure: {failure['reason']} -> {PLAYBOOK}logs --limit {failure['culprit']}{more}")
     return lines
+
+
+def _when(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
 
 
 def _bad_legs(member: Mapping[str, Any]) -> int:

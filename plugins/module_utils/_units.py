@@ -7,8 +7,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,35 @@ def failures_file(group: str) -> str:
     return f"/var/lib/gb10/recovery/{group}.json"
 
 
+def lock_file(group: str, run_root: str = "/run/gb10") -> str:
+    """Where the head keeps who works on the cluster. Not kept over a boot: a run does not outlive one either."""
+    return f"{run_root}/locks/{group}.json"
+
+
+def read_lock(group: str, run_root: str = "/run/gb10") -> dict[str, Any] | None:
+    """The lock's record; None when it is free."""
+    return _mapping(lock_file(group, run_root))
+
+
+def _mapping(path: str | Path) -> dict[str, Any] | None:
+    """A JSON object of a file; None where there is none."""
+    try:
+        content = json.loads(_host.read(path) or "null")
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def evidence_directory(group: str) -> str:
+    """Where a member keeps what it saw of failures and hangs."""
+    return f"/var/lib/gb10/evidence/{group}"
+
+
+def memories(group: str) -> list[str]:
+    """What the node services remember of a group over boots, but for its evidence, which is a person's to remove."""
+    return [failures_file(group), f"/var/lib/gb10/gids/{group}.json"]
+
+
 def unit_files(engine: str, stop_s: float) -> list[ManagedFile]:
     """The template units. `engine` is docker or podman, whose path is the member's own business."""
     program = shutil.which(engine) or f"/usr/bin/{engine}"
@@ -125,6 +154,13 @@ RuntimeDirectoryPreserve=yes
     ]
 
 
+def _volumes(config: Mapping[str, Any]) -> ManagedFile:
+    """What only one group's rank needs: it never starts on the empty directory under a checkpoint that is not mounted (NFS, another disk)."""
+    sources = " ".join(volume["source"].replace("%", "%%") for volume in config["container"]["volumes"])
+    text = f"# Written by gb10.cluster (role service).\n[Unit]\nRequiresMountsFor={sources}\n"
+    return ManagedFile(f"/etc/systemd/system/{rank_unit(config['group'])}.d/volumes.conf", text.encode())
+
+
 def _companion(service: str, what: str, directives: str) -> ManagedFile:
     """A template unit beside the rank, which comes and goes with the group."""
     text = f"""\
@@ -144,24 +180,34 @@ RestartPreventExitStatus=78
     return ManagedFile(f"/etc/systemd/system/gb10-{service}@.service", text.encode())
 
 
-def rank_files(config: Mapping[str, Any], package: bytes, image_id: str, api_key: str | None) -> list[ManagedFile]:
+def config_hash(checkpoint: str) -> str:
+    """SHA-256 of a checkpoint's config.json as it is now; empty where there is none."""
+    content = _host.read_bytes(f"{checkpoint}/config.json")
+    return "" if content is None else hashlib.sha256(content).hexdigest()
+
+
+def rank_files(
+    config: Mapping[str, Any], package: bytes, image_id: str, api_key: str | None, config_json: str, sysfs: str
+) -> list[ManagedFile]:
     """All files of a rank.
 
-    What runs is more than the plan: the image behind its name, the node package and the units count too. So rank.json holds them:
-    by its hash a running rank is up to date or not, and by its `digest` the ranks compare themselves before a start.
+    What runs is more than the plan: the image behind its name, the checkpoint's config.json (`config_json`, its hash), the node package and the
+    units count too. So rank.json holds them: by its hash a running rank is up to date or not, and by its `digest` the ranks compare themselves
+    before a start. `sysfs`: where the member's RDMA devices are read.
     """
     units = unit_files(config["engine"], config["timeouts"]["stop_s"])
     node = hashlib.sha256(package).hexdigest()
     rank = {
         **config,
         "container": {**config["container"], "image": image_id},
-        "digest": hashlib.sha256(" ".join((config["digest"], image_id, node)).encode()).hexdigest(),
+        "digest": hashlib.sha256(" ".join((config["digest"], image_id, config_json, node)).encode()).hexdigest(),
+        "start": {**config["start"], "config_hash": config_json, "sysfs": sysfs},
         # The engine's path in a unit is the member's own business, so this is no part of the digest.
         "files": {"node": node, "units": hashlib.sha256(b"".join(unit.content for unit in units)).hexdigest()},
     }
     content = json.dumps(rank, indent=1, sort_keys=True) + "\n"
     etc = f"/etc/gb10/{config['group']}"
-    files = [*units, ManagedFile(NODE_PACKAGE, package), ManagedFile(f"{etc}/rank.json", content.encode())]
+    files = [*units, _volumes(config), ManagedFile(NODE_PACKAGE, package), ManagedFile(f"{etc}/rank.json", content.encode())]
     if api_key is not None:
         files.append(ManagedFile(f"{etc}/api-key", (api_key + "\n").encode(), 0o600, secret=True))
     return files
@@ -176,6 +222,8 @@ class RankState:
     detail: str
     config_hash: str
     failure: Mapping[str, Any] | None
+    checks: Mapping[str, Any] = field(default_factory=dict)
+    events: Sequence[Mapping[str, Any]] = ()
 
     @property
     def is_active(self) -> bool:
@@ -191,26 +239,21 @@ class RankState:
 def read_rank_state(group: str, run_root: str = "/run/gb10") -> RankState:
     """Ask systemd and read the rank's state.json."""
     shown = _host.run(["systemctl", "show", rank_unit(group), "--property=ActiveState", "--value"])
-    try:
-        state = json.loads(_host.read(Path(run_root) / group / "state.json") or "{}")
-    except ValueError:
-        state = {}
+    state = _mapping(Path(run_root) / group / "state.json") or {}
     return RankState(
         active=shown.out.strip() or "unknown",
         phase=state.get("phase", "absent"),
         detail=state.get("detail", ""),
         config_hash=state.get("config_hash", ""),
         failure=state.get("failure"),
+        checks=state.get("checks", {}),
+        events=state.get("events", []),
     )
 
 
 def read_guard_record(group: str, run_root: str = "/run/gb10") -> dict[str, Any] | None:
     """What the memory guard did to the group since it was started: {at, action, reason, low_water_mib}, or None."""
-    try:
-        record = json.loads(_host.read(Path(run_root) / group / "guard.json") or "null")
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
+    return _mapping(Path(run_root) / group / "guard.json")
 
 
 def needs_restart(state: RankState, rank_json: bytes) -> bool:

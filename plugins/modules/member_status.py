@@ -39,7 +39,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 member:
-  description: Rank (C(active), C(phase), C(detail), C(failure)), legs (C(legs), C(leg_problems)), memory in MiB and swaps.
+  description:
+    - Rank (C(active), C(phase), C(detail), C(failure), C(checks), C(events), C(at_boot)), legs (C(legs), C(leg_problems)), memory in MiB and swaps.
+    - C(evidence), the names of the events that were kept, and C(lock), who works on the cluster now, where this member is the head.
   returned: always
   type: dict
 """

@@ -20,8 +20,9 @@ options:
       - V(fabric) looks for the devices of the legs, for netplan, for networks of this member that overlap a leg, for the
         management interface, and for a kernel, driver and firmware that are known to work together.
       - V(service) looks for the ports that the rank will need, unless the rank runs.
+      - V(start) looks for what the rank would refuse at its start, as far as a running rank can be asked, that is image, C(config.json) and GIDs.
     type: str
-    choices: [fabric, service]
+    choices: [fabric, service, start]
     required: true
   legs:
     description: The member's legs from the plan (C(members.NAME.legs)), for O(concern=fabric).
@@ -39,7 +40,7 @@ options:
     choices: [accept, warn, refuse]
     default: warn
   config:
-    description: The rank's configuration from the plan (C(members.NAME.rank_config)), for O(concern=service).
+    description: The rank's configuration from the plan (C(members.NAME.rank_config)), for O(concern=service) and O(concern=start).
     type: dict
   procfs_root:
     description: Where procfs is mounted.
@@ -77,7 +78,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import _host, _netplan, _networks, _platform, _sockets, _units
+from ..module_utils import _host, _image, _netplan, _networks, _platform, _roce, _sockets, _start, _units
 from ..module_utils._findings import REFUSE, Finding
 
 
@@ -111,20 +112,30 @@ def service_problems(config: Mapping[str, Any], procfs_root: str) -> list[str]:
     """Ports of the head that something else holds. A running rank holds its own."""
     if config["rank"] or _units.read_rank_state(config["group"]).is_active:
         return []
-    held = _sockets.listeners(procfs_root)
-    cures = {
-        config["api"]["port"]: "stop it or choose another cluster_api_port",
-        config["coordination_port"]: "stop it",
-        config["master_port"]: "stop it or choose another engine.master_port in the profile",
-    }
-    return [f"port {port} is in use by {held[port]}: {cure}" for port, cure in cures.items() if port in held]
+    wanted = {config["coordination_port"]: "stop it", **_start.port_cures(config["api"]["port"], config["master_port"])}
+    return _start.port_problems(wanted, _sockets.listeners(procfs_root))
+
+
+def start_problems(config: Mapping[str, Any], sysfs_root: str) -> list[str]:
+    """What the supervisor of this rank would refuse, but for ports and memory, which a running rank holds itself."""
+    engine, reference, start = config["engine"], config["container"]["image"], config["start"]
+    try:
+        image = _image.inspected(engine, _host.run(_image.inspect_argv(engine, reference)))
+        problems = [_image.verdict(reference, image, None)]
+    except _image.ImageError as error:
+        problems = [str(error)]
+    config_json = _host.read(f"{start['checkpoint']}/config.json")
+    problems.append(_start.checkpoint_problem(start["checkpoint"], config_json, "", start["virtual_heads"], config["world_size"]))
+    if config["container"]["devices"]:
+        problems += _start.resolve_gids(_roce.read_hcas(sysfs_root), start["legs"]).problems
+    return [problem for problem in problems if problem]
 
 
 def main() -> None:
     """Look, report."""
     module = AnsibleModule(
         argument_spec={
-            "concern": {"type": "str", "choices": ["fabric", "service"], "required": True},
+            "concern": {"type": "str", "choices": ["fabric", "service", "start"], "required": True},
             "legs": {"type": "list", "elements": "dict", "default": []},
             "management": {"type": "dict"},
             "unknown_platform": {"type": "str", "choices": ["accept", "warn", "refuse"], "default": "warn"},
@@ -132,7 +143,7 @@ def main() -> None:
             "procfs_root": {"type": "path", "default": "/proc"},
             "sysfs_root": {"type": "path", "default": "/sys"},
         },
-        required_if=[("concern", "service", ("config",))],
+        required_if=[("concern", "service", ("config",)), ("concern", "start", ("config",))],
         supports_check_mode=True,
     )
     parameters, more = module.params, {}
@@ -143,6 +154,8 @@ def main() -> None:
         for finding in findings:
             if finding.severity != REFUSE:
                 module.warn(finding.sentence)
+    elif parameters["concern"] == "start":
+        problems = start_problems(parameters["config"], parameters["sysfs_root"])
     else:
         problems = service_problems(parameters["config"], parameters["procfs_root"])
     if problems:

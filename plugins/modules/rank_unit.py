@@ -28,10 +28,11 @@ options:
     description:
       - V(started) writes the files, enables the group and starts it, or restarts it where it runs out of date.
       - V(restarted) does the same, and restarts it in any case.
-      - V(stopped) stops the rank; with one rank the whole group stops computing.
+      - V(stopped) stops the rank; with one rank the whole group stops computing. A boot brings it back.
+      - V(suspended) stops the rank, and a boot does not bring it back. V(started) ends that.
       - V(absent) stops the rank and removes every file that was written.
     type: str
-    choices: [started, restarted, stopped, absent]
+    choices: [started, restarted, stopped, suspended, absent]
     default: started
   config:
     description: The rank's configuration, from the plan (C(members.NAME.rank_config)).
@@ -42,6 +43,10 @@ options:
   api_key:
     description: API key of the endpoint. Left out, the head makes one at the first start and keeps it in C(/etc/gb10/GROUP/api-key).
     type: str
+  sysfs_root:
+    description: Where the rank finds the member's RDMA devices before each start.
+    type: path
+    default: /sys
   allow_disruption:
     description: Permit what ends a running group.
     type: bool
@@ -62,6 +67,10 @@ actions:
   returned: always
   type: list
   elements: str
+digest:
+  description: What the ranks compare themselves by before a start, made of plan, image, C(config.json) and node services.
+  returned: for O(state=started) and O(state=restarted)
+  type: str
 started_at:
   description: The member's clock just before the rank was started, or looked at where it was running already; seconds since 1970.
   returned: always
@@ -69,6 +78,7 @@ started_at:
 """
 
 import base64
+import json
 import secrets
 import time
 from collections.abc import Mapping
@@ -115,7 +125,10 @@ def files_for(module: AnsibleModule) -> FileSet:
     wanted, parameters = [], module.params
     if parameters["state"] in ("started", "restarted"):
         package, config = base64.b64decode(parameters["package"]), parameters["config"]
-        wanted = _units.rank_files(config, package, image_id(module, config), api_key_for(parameters))
+        config_json = _units.config_hash(config["start"]["checkpoint"])
+        wanted = _units.rank_files(
+            config, package, image_id(module, config), api_key_for(parameters), config_json, parameters["sysfs_root"]
+        )
     return FileSet(f"service-{parameters['group']}", wanted)
 
 
@@ -124,10 +137,11 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "group": {"type": "str", "required": True},
-            "state": {"type": "str", "choices": ["started", "restarted", "stopped", "absent"], "default": "started"},
+            "state": {"type": "str", "choices": ["started", "restarted", "stopped", "suspended", "absent"], "default": "started"},
             "config": {"type": "dict"},
             "package": {"type": "str"},
             "api_key": {"type": "str", "no_log": True},
+            "sysfs_root": {"type": "path", "default": "/sys"},
             "allow_disruption": {"type": "bool", "default": False},
         },
         required_if=[("state", "started", ("config", "package")), ("state", "restarted", ("config", "package"))],
@@ -141,13 +155,18 @@ def main() -> None:
     # What failed before is not what a wait is about, also where the rank runs already and waits for the others.
     started_at = time.time()
 
-    if wanted_state == "stopped":
+    enabled = _host.run(["systemctl", "is-enabled", target]).out.strip() == "enabled"
+    if wanted_state in ("stopped", "suspended"):
         if running.is_active:
             actions.append(f"stop {target}")
             if not module.check_mode:
                 systemctl(module, "stop", target, unit)
                 # A rank that ended because another was stopped first counts as failed; it is stopped as asked.
                 _host.run(["systemctl", "reset-failed", unit])
+        if wanted_state == "suspended" and enabled:
+            actions.append(f"disable {target}")
+            if not module.check_mode:
+                systemctl(module, "disable", target)
         module.exit_json(changed=bool(actions), actions=actions, started_at=started_at, diff=diff)
 
     files = files_for(module)
@@ -163,7 +182,8 @@ def main() -> None:
         if actions and not module.check_mode:
             _host.run(["systemctl", "disable", "--now", target, unit, *_units.companion_units(group)], timeout=SYSTEMCTL_TIMEOUT_S)
             files.apply()
-            Path(_units.failures_file(group)).unlink(missing_ok=True)
+            for path in _units.memories(group):
+                Path(path).unlink(missing_ok=True)
             systemctl(module, "daemon-reload")
         module.exit_json(changed=bool(actions), actions=actions, started_at=started_at, diff=diff)
 
@@ -178,7 +198,6 @@ def main() -> None:
             )
     elif not running.is_active:
         actions.append(f"start {unit}")
-    enabled = _host.run(["systemctl", "is-enabled", target]).out.strip() == "enabled"
     if not enabled:
         actions.append(f"enable {target}")
 
@@ -197,7 +216,7 @@ def main() -> None:
             Path(_units.failures_file(group)).unlink(missing_ok=True)
             systemctl(module, "restart", *_units.companion_units(group))
             systemctl(module, "start", target, unit)
-    module.exit_json(changed=bool(actions), actions=actions, started_at=started_at, diff=diff)
+    module.exit_json(changed=bool(actions), actions=actions, started_at=started_at, diff=diff, digest=json.loads(rank_json)["digest"])
 
 
 if __name__ == "__main__":

@@ -16,20 +16,10 @@ from typing import Any
 import pytest
 from testinfra.host import Host
 
+from extensions.molecule.tests.group_hosts import BY_ITSELF, ONE_COMMAND, START_S, UNIT, all_serve, phase, recovery, state
 from extensions.molecule.tests.lab_hosts import ROOT, lab, wait_for
 
-UNIT = "gb10-rank@lab.service"
-START_S = 400.0
-
 pytestmark = pytest.mark.faults
-
-
-def phase(host: Host) -> str:
-    return str(json.loads(host.check_output("cat /run/gb10/lab/state.json"))["phase"])
-
-
-def all_serve(hosts: dict[str, Host]) -> bool:
-    return all(host.service(UNIT).is_running and phase(host) == "serving" for host in hosts.values())
 
 
 def test_a_rank_that_dies_during_start_stops_all_and_shows_its_last_lines(playbook: Any, hosts: dict[str, Host]) -> None:
@@ -47,25 +37,27 @@ def test_a_rank_that_dies_during_start_stops_all_and_shows_its_last_lines(playbo
 
 
 def test_start_brings_it_back(playbook: Any, hosts: dict[str, Host]) -> None:
-    done = playbook("start")
+    with recovery("a rank that dies during the start", ONE_COMMAND):
+        done = playbook("start")
     assert done.returncode == 0, done.stdout
     assert all_serve(hosts)
 
 
 def test_a_killed_container_ends_the_group_and_it_comes_back_by_itself(hosts: dict[str, Host]) -> None:
-    hosts["t3"].check_output("podman kill gb10-lab")
-    wait_for(lambda: phase(hosts["t1"]) != "serving" and phase(hosts["t2"]) != "serving", 60)
-    wait_for(lambda: all_serve(hosts), START_S)
+    with recovery("a rank killed", BY_ITSELF):
+        hosts["t3"].check_output("podman kill gb10-lab")
+        wait_for(lambda: phase(hosts["t1"]) != "serving" and phase(hosts["t2"]) != "serving", 60)
+        wait_for(lambda: all_serve(hosts), START_S)
 
 
 def test_a_frozen_rank_is_found_by_the_canary(hosts: dict[str, Host]) -> None:
     """Its supervisor lives, /health answers 200, and nothing computes: only a token that does not come tells."""
     hosts["t3"].check_output("kill -STOP $(podman top gb10-lab hpid | tail -n +2)")
     assert hosts["t1"].check_output("curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:8000/health") == "200"
-    wait_for(lambda: phase(hosts["t1"]) != "serving", 180)
-    reason = json.loads(hosts["t1"].check_output("cat /run/gb10/lab/state.json"))["failure"]["reason"]
-    assert "rank 0 on t1 no longer computes: no token and no movement for" in reason
-    wait_for(lambda: all_serve(hosts), START_S)
+    with recovery("a rank frozen", BY_ITSELF):
+        wait_for(lambda: phase(hosts["t1"]) != "serving", 180)
+        wait_for(lambda: "rank 0 on t1 no longer computes: no token and no movement for" in str(state(hosts["t1"]).get("failure")), 120)
+        wait_for(lambda: all_serve(hosts), START_S)
 
 
 def test_a_group_that_keeps_failing_stays_down_until_it_is_started(playbook: Any, hosts: dict[str, Host]) -> None:
@@ -76,7 +68,8 @@ def test_a_group_that_keeps_failing_stays_down_until_it_is_started(playbook: Any
     hosts["t1"].check_output(f"echo '{more}' > {book} && podman kill gb10-lab")
     wait_for(lambda: hosts["t1"].check_output(f"systemctl is-active {UNIT} || true") == "failed", 120)
     assert "the group keeps failing" in playbook("status").stdout
-    assert playbook("start").returncode == 0
+    with recovery("a group that keeps failing", ONE_COMMAND):
+        assert playbook("start").returncode == 0
     assert all_serve(hosts) and not hosts["t1"].file(book).exists
 
 
@@ -84,8 +77,9 @@ def test_a_power_cut_ends_the_group_and_power_brings_it_back(hosts: dict[str, Ho
     lab("off", "t2")
     wait_for(lambda: phase(hosts["t1"]) == "waiting" and phase(hosts["t3"]) == "waiting", 90)
     assert "rank 1 on t2" in hosts["t1"].check_output("cat /run/gb10/lab/state.json")
-    lab("on", "t2")
-    wait_for(lambda: all_serve(hosts), START_S)
+    with recovery("a host powered off and on", BY_ITSELF):
+        lab("on", "t2")
+        wait_for(lambda: all_serve(hosts), START_S)
 
 
 def test_a_changed_byte_is_healed_on_a_replica_and_refused_on_the_head(playbook: Any, hosts: dict[str, Host], plan: dict[str, Any]) -> None:

@@ -47,11 +47,24 @@ class Container:
 
 @dataclass(frozen=True)
 class Recovery:
-    """Seconds before the starts that follow a failure, between two canary tokens, and of silence after which the group counts as dead."""
+    """Seconds before the starts that follow a failure, between two canary tokens, and of silence after which a group is dead: serving, loading."""
 
     backoff_s: tuple[float, ...]
     canary_interval_s: float
     canary_silence_s: float
+    load_silence_s: float
+
+
+@dataclass(frozen=True)
+class Start:
+    """What must hold before a start: MiB of MemFree (0: not asked), the legs' HCAs, the checkpoint and what its config.json must be."""
+
+    free_mib: int
+    legs: tuple[dict[str, str], ...]
+    checkpoint: Path
+    virtual_heads: dict[str, Any]
+    config_hash: str
+    sysfs: str
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,7 @@ class RankConfig:
     engine: str
     ranks: tuple[Peer, ...]
     coordination_port: int
+    master_port: int
     api_port: int
     served_model_name: str
     container: Container
@@ -71,10 +85,14 @@ class RankConfig:
     stop_s: float
     heartbeat_s: float
     recovery: Recovery
+    start: Start
     api_key: str | None
     file_hash: str
     run_dir: Path
     failures: Path
+    gids: Path
+    evidence: Path
+    procfs: str
 
     @property
     def me(self) -> Peer:
@@ -97,7 +115,13 @@ def configuration_hash(rank_json: bytes) -> str:
     return hashlib.sha256(rank_json).hexdigest()
 
 
-def load(group: str, etc: Path = Path("/etc/gb10"), run: Path = Path("/run/gb10"), var: Path = Path("/var/lib/gb10")) -> RankConfig:
+def load(
+    group: str,
+    etc: Path = Path("/etc/gb10"),
+    run: Path = Path("/run/gb10"),
+    var: Path = Path("/var/lib/gb10"),
+    procfs: Path = Path("/proc"),
+) -> RankConfig:
     """Read /etc/gb10/GROUP/rank.json, and on the head the API key beside it; raises ConfigError."""
     path = etc / group / "rank.json"
     try:
@@ -111,6 +135,7 @@ def load(group: str, etc: Path = Path("/etc/gb10"), run: Path = Path("/run/gb10"
             engine=raw["engine"],
             ranks=tuple(Peer(r["rank"], r["member"], r["address"]) for r in raw["ranks"]),
             coordination_port=raw["coordination_port"],
+            master_port=raw["master_port"],
             api_port=raw["api"]["port"],
             served_model_name=raw["served_model_name"],
             container=Container(
@@ -131,10 +156,21 @@ def load(group: str, etc: Path = Path("/etc/gb10"), run: Path = Path("/run/gb10"
             stop_s=raw["timeouts"]["stop_s"],
             heartbeat_s=raw["timeouts"]["heartbeat_s"],
             recovery=Recovery(**raw["recovery"] | {"backoff_s": tuple(raw["recovery"]["backoff_s"])}),
+            start=Start(
+                free_mib=raw["start"]["free_mib"],
+                legs=tuple(raw["start"]["legs"]),
+                checkpoint=Path(raw["start"]["checkpoint"]),
+                virtual_heads=dict(raw["start"]["virtual_heads"]),
+                config_hash=raw["start"]["config_hash"],
+                sysfs=raw["start"]["sysfs"],
+            ),
             api_key=_api_key(etc / group / "api-key") if raw["rank"] == 0 else None,
             file_hash=configuration_hash(text),
             run_dir=run / group,
             failures=var / "recovery" / f"{group}.json",
+            gids=var / "gids" / f"{group}.json",
+            evidence=var / "evidence" / group,
+            procfs=str(procfs),
         )
     except OSError as error:
         raise ConfigError(f"{error.filename} cannot be read ({error.strerror}): run the service role on this member") from error

@@ -6,10 +6,13 @@ The engine cannot do it: its head does not notice a dead remote rank, and a rank
 rank's unit holds a link over the management network, and losing it means losing the group:
 
     worker  -> head    hello {rank, digest}      head refuses another plan or an unknown sender
-    head    -> worker  start                     when all workers are there: workers first ...
+    head    -> worker  check                     when all workers are there
+    worker  -> head    checked {fingerprint}     its member can start the rank; the head compares what all must have the same
+    head    -> worker  start                     workers first ...
     worker  -> head    running                   ... the head after them
+    worker  -> head    heard                     its engine has logged something
     head    -> worker  serving                   a token was generated
-    any     -> all     end {reason, culprit, log, counts}  (a worker tells the head, the head tells the others)
+    any     -> all     end {reason, culprit, log, event}  (a worker tells the head, the head tells the others)
     both ways          beat                      silence for `heartbeat_s` is a lost member
 
 One JSON object a line. Senders are told apart by their address, which must be the plan's.
@@ -20,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,24 +32,36 @@ BEATS_PER_TIMEOUT = 5
 LINE_LIMIT = 1 << 20
 """Bytes of one message at most: a failure carries the log lines of the rank that ended."""
 
+EVENT = re.compile(r"\d{8}T\d{6}Z-[a-z-]+")
+"""An event's name, which becomes that of a folder."""
+
 Message = dict[str, Any]
 
 
 class GroupEnd(Exception):
-    """The group ends: why, because of which member, that rank's last log lines, and whether it counts as a failure (see recovery)."""
+    """The group ends: why, because of which member, and that rank's last log lines.
 
-    def __init__(self, reason: str, culprit: str, log: Sequence[str] = (), *, counts: bool = False) -> None:
+    `event` names what every member keeps evidence of, when, and of which kind; empty for an end that is no failure.
+    """
+
+    def __init__(self, reason: str, culprit: str, log: Sequence[str] = (), *, event: str = "") -> None:
         super().__init__(reason)
-        self.reason, self.culprit, self.log, self.counts = reason, culprit, list(log), counts
+        self.reason, self.culprit, self.log, self.event = reason, culprit, list(log), event
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is one of the failures that recovery counts."""
+        return bool(self.event)
 
     def message(self) -> Message:
         """As sent to the other ranks."""
-        return {"kind": "end", "reason": self.reason, "culprit": self.culprit, "log": self.log, "counts": self.counts}
+        return {"kind": "end", "reason": self.reason, "culprit": self.culprit, "log": self.log, "event": self.event}
 
     @classmethod
     def received(cls, message: Message) -> GroupEnd:
         """The same, as heard from another rank."""
-        return cls(str(message["reason"]), str(message["culprit"]), [str(line) for line in message["log"]], counts=bool(message["counts"]))
+        event = message["event"] if EVENT.fullmatch(str(message["event"])) else ""
+        return cls(str(message["reason"]), str(message["culprit"]), [str(line) for line in message["log"]], event=event)
 
 
 class LinkLost(Exception):

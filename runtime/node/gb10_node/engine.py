@@ -5,15 +5,27 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import os
+import re
+import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 
 from gb10_node.config import RankConfig
 
 TAIL_LINES = 40
 """Log lines kept for a failure's report: enough for a Python traceback's end and the line before it."""
+
+KEPT_LINES = 2000
+"""Log lines kept for the evidence of a failure: a start logs a few hundred."""
+CHUNK = 65536
+LINE_END = re.compile(r"[\r\n]")
+"""Progress bars end a line by a return alone."""
+STUCK_BUT_TALKING = "shm_broadcast"
+"""Names the source of a line that the engine repeats every minute while a rank is stuck: no sign of life (MiaAI-Lab's two-Spark kit)."""
 
 CLIENT_EXIT_S = 10.0
 """The engine's client follows its container's end within moments."""
@@ -39,12 +51,13 @@ def run_arguments(config: RankConfig, env_file: Path) -> list[str]:
         argv += ["--gpus", "all"] if config.engine == "docker" else ["--device", "nvidia.com/gpu=all"]
     for volume in c.volumes:
         argv += ["--volume", f"{volume['source']}:{volume['target']}{':ro' if volume['read_only'] else ''}"]
-    return [*argv, c.image, *c.command]
+    # Published images start `vllm serve`, or a script, by themselves: the command is the plan's, whole.
+    return [*argv, "--entrypoint", c.command[0], c.image, *c.command[1:]]
 
 
-def write_environment(config: RankConfig, path: Path) -> None:
-    """Write the container's environment file, readable by root alone; the head's holds the API key."""
-    environment = dict(config.container.environment)
+def write_environment(config: RankConfig, path: Path, found: Mapping[str, str]) -> None:
+    """Write the container's environment file, readable by root alone: the plan's, what this start found out, and on the head the API key."""
+    environment = {**config.container.environment, **found}
     if config.api_key:
         environment["VLLM_API_KEY"] = config.api_key
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -58,18 +71,23 @@ class RankContainer:
     def __init__(self, config: RankConfig) -> None:
         self.config = config
         self.grace_s = config.stop_s
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.log: deque[str] = deque(maxlen=KEPT_LINES)
+        self.heard_at = time.monotonic()
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Remove what a killed start left under our name, then run."""
-        await self.remove()
+    @property
+    def tail(self) -> list[str]:
+        """The last log lines."""
+        return list(self.log)[-TAIL_LINES:]
+
+    async def start(self, found: Mapping[str, str]) -> None:
+        """Run, with what the checks before this start found out in the environment."""
         for volume in self.config.container.volumes:
             if not volume["read_only"]:  # a cache's folder; podman does not make it, as docker does
                 Path(volume["source"]).mkdir(parents=True, exist_ok=True)
         env_file = self.config.run_dir / "rank.env"
-        write_environment(self.config, env_file)
+        write_environment(self.config, env_file, found)
         self._process = await asyncio.create_subprocess_exec(
             *run_arguments(self.config, env_file),
             stdin=asyncio.subprocess.DEVNULL,
@@ -79,11 +97,22 @@ class RankContainer:
         self._reader = asyncio.create_task(self._relay(self._process))
 
     async def _relay(self, process: asyncio.subprocess.Process) -> None:
+        """Pass on what is read as it comes; a line is kept once it is whole, for a part of a secret would not be known as one."""
         assert process.stdout is not None
-        while chunk := await process.stdout.read(65536):
-            text = chunk.decode("utf-8", "replace")
+        decoder, rest = codecs.getincrementaldecoder("utf-8")("replace"), ""
+        while chunk := await process.stdout.read(CHUNK):
+            text = decoder.decode(chunk)
             print(text, end="", flush=True)
-            self.tail.extend(line for line in text.splitlines() if line.strip())
+            *whole, rest = LINE_END.split(rest + text)
+            lines = [line for line in whole if line.strip()]
+            self.log.extend(lines)
+            if any(STUCK_BUT_TALKING not in line for line in lines or [rest]):
+                self.heard_at = time.monotonic()
+            if len(rest) > CHUNK:  # no end in sight
+                self.log.append(rest)
+                rest = ""
+        if rest.strip():
+            self.log.append(rest)
 
     async def wait(self) -> int:
         """Exit status of the container, once its output is read to the end."""
@@ -110,7 +139,7 @@ class RankContainer:
             await self.wait()
 
     async def remove(self) -> None:
-        """Remove the container by name, if there is one."""
+        """Remove the container by name, if there is one: also what a killed start left."""
         await self._engine("rm", "--force", self.config.container.name)
 
     async def _engine(self, *arguments: str) -> str:

@@ -14,20 +14,26 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
-from gb10_node import canary, engram, health
+from gb10_core import _start
+
+from gb10_node import canary, evidence, health, start_checks
 from gb10_node.config import Peer, RankConfig
 from gb10_node.coordination import LINE_LIMIT, GroupEnd, Link, LinkLost, Message
 from gb10_node.engine import RankContainer
+from gb10_node.evidence import FAILED_RUN, FAILED_START, HANG, Evidence, event_name
 from gb10_node.recovery import Book, Failure, judge
+from gb10_node.start_checks import Checked
 from gb10_node.state import State, notify
 
 STATUS_STOPPED, STATUS_FAILED, STATUS_BREAKER_OPEN, STATUS_GROUP_ENDED = 0, 1, 69, 75
 RETRY_S = 1.0
 SETTLE_S = 1.0
 """A container that is still there after this long has started: wrong arguments to the engine end it earlier."""
+HEARD_S = 5.0
+"""Time between two looks at whether the engine has logged anything."""
 ANSWER_LIMIT_S = 3600.0
 """A canary's token may wait behind long prefills; whether the group is dead is decided by the silence."""
 
@@ -67,7 +73,7 @@ async def supervise(config: RankConfig) -> int:
         state.enter("stopped")
         return STATUS_STOPPED
     await supervisor.end(end)
-    state.fail(end.reason, end.culprit, end.log, ended_at)
+    state.fail(end.reason, end.culprit, end.log, ended_at, str(config.evidence / end.event) if end.event else "")
     if config.is_head and end.counts:
         Book(config.failures).add(Failure(ended_at, end.reason))
     return STATUS_FAILED if end.culprit == config.me.member else STATUS_GROUP_ENDED
@@ -102,19 +108,39 @@ class Supervisor:
         """The group ends because of this rank, which `what`, but did not fail."""
         return GroupEnd(f"{self.config.me} {what}", self.config.me.member)
 
-    def own_failure(self, what: str) -> GroupEnd:
-        """The group ends because this rank failed: it `what`."""
-        return GroupEnd(f"{self.config.me} {what}", self.config.me.member, self.container.tail, counts=True)
+    def own_failure(self, what: str, kind: str = "") -> GroupEnd:
+        """The group ends because this rank failed: it `what`; `kind` is that of the evidence, where the phase does not say it."""
+        kind = kind or (FAILED_RUN if self.state.data["phase"] == "serving" else FAILED_START)
+        event = event_name(kind, time.time())
+        return GroupEnd(f"{self.config.me} {what}", self.config.me.member, self.container.tail, event=event)
 
     async def end(self, end: GroupEnd) -> None:
-        """Tell the others, and stop the container."""
-        await asyncio.gather(*(link.close(end.message()) for link in self.links.values()), self.container.stop())
+        """Tell the others, keep evidence of a failure, and stop the container."""
+        await asyncio.gather(*(link.close(end.message()) for link in self.links.values()), self._finish(end))
 
-    async def _run_container(self, started: Callable[[], Awaitable[None]] | None = None) -> None:
+    async def _finish(self, end: GroupEnd) -> None:
+        if end.event:
+            what = Evidence(end.event, end.reason, end.culprit, self.container.log)
+            try:
+                await asyncio.to_thread(evidence.collect, self.config, what)
+            except OSError as error:  # a full disk: the group ends all the same
+                print(f"gb10: no evidence is kept ({error})", flush=True)
+        await self.container.stop()
+
+    async def _check(self) -> Checked:
+        """Whether this member can start the rank; raises GroupEnd. Nothing has started yet, so to end this ends no running group."""
+        self.state.enter("waiting", "for the checks of this member")
+        await self.container.remove()
+        try:
+            checked = await start_checks.check(self.config)
+        except start_checks.Refused as refusal:
+            raise self.own_failure(f"cannot start: {refusal}") from refusal
+        self.state.checked(checked.report, checked.events)
+        return checked
+
+    async def _run_container(self, found: Mapping[str, str], started: Callable[[], Awaitable[None]] | None = None) -> None:
         """Start the container, call `started` once it stands, raise GroupEnd when it exits."""
-        if wrong := engram.problem(self.config):
-            raise self.own_failure(f"cannot start: {wrong}")
-        await self.container.start()
+        await self.container.start(found)
         exited = asyncio.create_task(self.container.wait())
         done, _pending = await asyncio.wait({exited}, timeout=SETTLE_S)
         if not done and started is not None:
@@ -131,14 +157,35 @@ def _lost(peer: Peer, error: LinkLost) -> GroupEnd:
 class Worker(Supervisor):
     """A rank above 0: follows the head."""
 
-    async def run(self) -> None:
-        link = await self._started_by_head()
-        self.links[0] = link
-        self.state.enter("starting")
-        await _first_of(self._follow(link), self._run_container(lambda: self._running(link)))
+    def __init__(self, config: RankConfig, state: State) -> None:
+        super().__init__(config, state)
+        self._go = asyncio.Event()
 
-    async def _started_by_head(self) -> Link:
-        """Join the head, for as long as it takes: until it says start, nothing is lost when the link is."""
+    async def run(self) -> None:
+        link = await self._asked_by_head()
+        self.links[0] = link
+        await _first_of(self._follow(link), self._work(link))
+
+    async def _work(self, link: Link) -> None:
+        """Check this member, and when all ranks have, run the container."""
+        checked = await self._check()
+        await self._tell(link, {"kind": "checked", "fingerprint": checked.fingerprint})
+        self.state.enter("waiting", "for the checks of the other members")
+        await self._go.wait()
+        self.state.enter("starting")
+        await _first_of(self._run_container(checked.environment, lambda: self._running(link)), self._tell_heard(link))
+
+    async def _tell_heard(self, link: Link) -> None:
+        """Tell the head while the engine logs: whether the group hangs is judged over all ranks."""
+        told = self.container.heard_at
+        while True:
+            await asyncio.sleep(HEARD_S)
+            if self.container.heard_at > told:
+                told = self.container.heard_at
+                await self._tell(link, {"kind": "heard"})
+
+    async def _asked_by_head(self) -> Link:
+        """Join the head, for as long as it takes: until it says check, nothing is lost when the link is."""
         head, trouble = self.config.head, ""
         while True:
             self.state.enter("waiting", f"for {head} at {head.address}:{self.config.coordination_port}{trouble}")
@@ -149,7 +196,7 @@ class Worker(Supervisor):
                 if answer["kind"] == "welcome":
                     self.state.enter("waiting", "for the other ranks")
                     answer = await link.receive()
-                if answer["kind"] == "start":
+                if answer["kind"] == "check":
                     return link
                 trouble = f"; {answer.get('reason')}"
             except (LinkLost, ConnectionError) as error:
@@ -169,7 +216,11 @@ class Worker(Supervisor):
 
     async def _running(self, link: Link) -> None:
         self.state.enter("loading", "the model")
-        await link.send({"kind": "running"})
+        await self._tell(link, {"kind": "running"})
+
+    async def _tell(self, link: Link, message: Message) -> None:
+        with contextlib.suppress(ConnectionError):  # a lost link ends the group through _follow
+            await link.send(message)
 
     async def _follow(self, link: Link) -> None:
         while True:
@@ -179,6 +230,8 @@ class Worker(Supervisor):
                 raise _lost(self.config.head, error) from error
             if message["kind"] == "end":
                 raise GroupEnd.received(message)
+            if message["kind"] == "start":
+                self._go.set()
             if message["kind"] == "serving":
                 self.state.clear_failure()
                 self.state.enter("serving")
@@ -191,7 +244,9 @@ class Head(Supervisor):
         super().__init__(config, state)
         self._changed = asyncio.Condition()
         self._started = False
+        self._checked: dict[int, dict[str, str]] = {}
         self._running: set[int] = set()
+        self._heard_at = 0.0
         self._ends: asyncio.Queue[GroupEnd] = asyncio.Queue()
 
     async def run(self) -> None:
@@ -232,8 +287,12 @@ class Head(Supervisor):
                 message = await link.receive()
                 if message["kind"] == "end":
                     await self._ends.put(GroupEnd.received(message))
+                elif message["kind"] == "checked":
+                    await self._note(lambda found=message["fingerprint"]: self._checked.update({peer.rank: found}))
                 elif message["kind"] == "running":
                     await self._note(lambda: self._running.add(peer.rank))
+                elif message["kind"] == "heard":
+                    self._heard_at = time.monotonic()
         except LinkLost as error:
             if self._started:
                 await self._ends.put(_lost(peer, error))
@@ -251,9 +310,19 @@ class Head(Supervisor):
         await self._back_off()
         await self._until("waiting", "for", lambda: [p for p in workers if p.rank not in self.links])
         self._started = True
+        await self._tell("check")
+        checked = await self._check()
+        await self._until("waiting", "for the checks of", lambda: [p for p in workers if p.rank not in self._checked])
+        for peer in workers:
+            if other := _start.difference(checked.fingerprint, self._checked[peer.rank]):
+                raise GroupEnd(
+                    f"{peer} would start with another value of {other} than the head: run playbook gb10.cluster.start, which writes both anew",
+                    peer.member,
+                    event=event_name(FAILED_START, time.time()),
+                )
         await self._tell("start")
         await self._until("starting", "the container of", lambda: [p for p in workers if p.rank not in self._running])
-        await _first_of(self._prove(), self._run_container())
+        await _first_of(self._prove(), self._run_container(checked.environment))
 
     async def _back_off(self) -> None:
         verdict = judge(Book(self.config.failures).read(), self.config.recovery.backoff_s, time.time())
@@ -276,10 +345,13 @@ class Head(Supervisor):
     async def _prove(self) -> None:
         """Wait for the API, generate one token, say that the group serves, and stay."""
         self.state.enter("loading", "the model")
-        deadline = asyncio.get_running_loop().time() + self.config.start_s
+        began = time.monotonic()
         while not await asyncio.to_thread(health.healthy, self.config.api_port):
-            if asyncio.get_running_loop().time() > deadline:
+            now = time.monotonic()
+            if now > began + self.config.start_s:
                 raise self.own_failure(f"did not become healthy within {self.config.start_s:.0f} s")
+            if (silent_s := now - max(began, self._heard_at, self.container.heard_at)) > self.config.recovery.load_silence_s:
+                raise self.own_failure(f"waits for the model, and no rank has logged a line for {silent_s:.0f} s", HANG)
             await asyncio.sleep(RETRY_S)
         self.state.enter("loading", "the first token")
         if refusal := await asyncio.to_thread(self._token, health.TOKEN_TIMEOUT_S):
@@ -289,24 +361,23 @@ class Head(Supervisor):
         self.state.enter("serving")
         while True:
             await asyncio.sleep(self.config.recovery.canary_interval_s)
-            if trouble := await self._canary():
-                raise self.own_failure(f"no longer computes: {trouble}")
+            await self._canary()
 
     def _token(self, timeout_s: float) -> str | None:
         return health.one_token(self.config.api_port, self.config.served_model_name, self.config.api_key, timeout_s)
 
-    async def _canary(self) -> str | None:
-        """One token, however long it takes while the engine moves; None when it came, otherwise what is wrong."""
+    async def _canary(self) -> None:
+        """One token, however long it takes while the engine moves; raises GroupEnd when none comes."""
         started = time.monotonic()
         silence = canary.Silence(started)
         answer = asyncio.create_task(asyncio.to_thread(self._token, ANSWER_LIMIT_S))
         while not (await asyncio.wait({answer}, timeout=canary.SAMPLE_S))[0]:
             quiet_s = silence.look(time.monotonic(), await asyncio.to_thread(canary.read_figures, self.config.api_port))
             if quiet_s >= self.config.recovery.canary_silence_s:
-                return f"no token and no movement for {quiet_s:.0f} s ({silence})"
-        if (trouble := answer.result()) is None:
-            self.state.canary(time.monotonic() - started)
-        return trouble
+                raise self.own_failure(f"no longer computes: no token and no movement for {quiet_s:.0f} s ({silence})", HANG)
+        if trouble := answer.result():
+            raise self.own_failure(f"no longer computes: {trouble}")
+        self.state.canary(time.monotonic() - started)
 
 
 def _refusal(reason: str) -> Message:

@@ -8,12 +8,15 @@ import json
 import os
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gb10_node.config import RankConfig
 
 PHASES = ("waiting", "starting", "loading", "serving", "stopping", "stopped", "failed")
+EVENTS = 10
+"""Changes that are kept in the state."""
 
 
 def notify(message: str) -> None:
@@ -30,8 +33,9 @@ class State:
     """state.json in the unit's runtime directory, replaced whole at every change of phase.
 
     Keys: group, rank, member, phase, detail, since (epoch seconds), pid, digest, config_hash (of the rank.json that this
-    process runs), canary: null or {at, seconds} of the last token on the head, and failure: null or {at, reason, culprit,
-    log} of the last failed start or run, kept over restarts so that whoever waits for the group can say why.
+    process runs), canary: null or {at, seconds} of the last token on the head, checks: what the checks before this start found, events: the
+    last changes that a start found, [{at, what}], and failure: null or {at, reason, culprit, log, evidence} of the last failed start or run.
+    The last two are kept over restarts, so that whoever waits for the group can say why.
     """
 
     def __init__(self, config: RankConfig) -> None:
@@ -45,15 +49,18 @@ class State:
             "digest": config.digest,
             "config_hash": config.file_hash,
             "canary": None,
-            "failure": self._previous_failure(),
+            "checks": {},
+            "events": self._previous("events", list) or [],
+            "failure": self._previous("failure", dict),
         }
 
-    def _previous_failure(self) -> dict[str, Any] | None:
+    def _previous(self, key: str, kind: type) -> Any:
+        """What the life before this one kept; None where it is not of its kind."""
         try:
-            failure = json.loads(self.path.read_text(encoding="utf-8"))["failure"]
+            kept = json.loads(self.path.read_text(encoding="utf-8"))[key]
         except (OSError, ValueError, KeyError):
             return None
-        return failure if isinstance(failure, dict) else None
+        return kept if isinstance(kept, kind) else None
 
     def enter(self, phase: str, detail: str = "") -> None:
         """Record a phase; `detail` says what is waited for, in words."""
@@ -65,10 +72,18 @@ class State:
         notify(f"STATUS={phase}{': ' + detail if detail else ''}")
         print(f"gb10: {phase}{': ' + detail if detail else ''}", flush=True)
 
-    def fail(self, reason: str, culprit: str, log: list[str], at: float) -> None:
-        """Record why the group ended and when (seconds since 1970): the rank that ended it and its last log lines."""
-        self.data["failure"] = {"at": at, "reason": reason, "culprit": culprit, "log": log}
+    def fail(self, reason: str, culprit: str, log: list[str], at: float, evidence: str = "") -> None:
+        """Record why the group ended and when (seconds since 1970): the rank that ended it, its last log lines, and where evidence was kept."""
+        self.data["failure"] = {"at": at, "reason": reason, "culprit": culprit, "log": log, "evidence": evidence}
         self.enter("failed", reason)
+
+    def checked(self, found: dict[str, Any], events: Sequence[str]) -> None:
+        """Record what the checks before a start found, and what has changed since the last one."""
+        for what in events:
+            print(f"gb10: {what}", flush=True)
+        self.data["checks"] = found
+        self.data["events"] = [*self.data["events"], *({"at": time.time(), "what": what} for what in events)][-EVENTS:]
+        self._write()
 
     def canary(self, seconds: float) -> None:
         """Record how long the last token took."""
@@ -78,7 +93,7 @@ class State:
     def stay_down(self, reason: str) -> None:
         """Record why this start is none; the log is still that of the last failure."""
         failure = self.data["failure"] or {}
-        self.fail(reason, self.data["member"], failure.get("log", []), time.time())
+        self.fail(reason, self.data["member"], failure.get("log", []), time.time(), failure.get("evidence", ""))
 
     def clear_failure(self) -> None:
         """A group that serves has no failure to report."""

@@ -9,9 +9,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ansible_collections.gb10.cluster.plugins.module_utils import _schema
+from ansible_collections.gb10.cluster.plugins.module_utils import _schema, _serving
 from ansible_collections.gb10.cluster.plugins.module_utils._errors import PlanError
 from ansible_collections.gb10.cluster.plugins.module_utils._plan import COORDINATION_PORT, build_plan
+from ansible_collections.gb10.cluster.plugins.module_utils._topology import Member
 from ansible_collections.gb10.cluster.plugins.plugin_utils import _inputs
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
@@ -262,3 +263,48 @@ def test_the_order_of_keys_means_nothing(inputs: Inputs, data: st.DataObject) ->
     one, two = build_plan(*inputs), build_plan(*again)
     assert one == two
     assert one["members"]["t1"]["rank_config"]["container"]["command"] == two["members"]["t1"]["rank_config"]["container"]["command"]
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "change", "words"),
+    [
+        (
+            "dsv41-exl3-2.9bpw-tp2",
+            2,
+            {"kv-cache-dtype": "fp8"},
+            "engine.arguments.kv-cache-dtype may not be set, since this image takes its own",
+        ),
+        (
+            "dsv41-exl3-3.5bpw-tp3",
+            3,
+            {"hf-overrides": {"text_config": {"o_groups": 9}}},
+            "hf-overrides.text_config may not be set, since a mapping",
+        ),
+    ],
+)
+def test_an_argument_that_breaks_an_image_is_refused_with_the_reason(name: str, count: int, change: dict[str, Any], words: str) -> None:
+    profile = _inputs.load_profile(name, ".")
+    profile["engine"]["arguments"] |= change
+    members = [Member(member["name"], rank, member["address"], "x") for rank, member in enumerate(names(count))]
+    with pytest.raises(PlanError, match=words):
+        _serving.check_profile(profile, members)
+    profile["engine"]["arguments"] |= dict.fromkeys(change)
+    _serving.check_profile(profile, members)
+    assert not {f"--{option}" for option in change} & set(_serving.arguments(profile, members, 0, 8000)), "null is not passed"
+
+
+def test_experts_are_not_spread_where_the_drafters_do_not_divide() -> None:
+    profile = _inputs.load_profile("dsv41-exl3-3.5bpw-tp3", ".")
+    profile["parallelism"]["expert_parallel"] = True
+    members = [Member(member["name"], rank, member["address"], "x") for rank, member in enumerate(names(3))]
+    with pytest.raises(PlanError, match="expert_parallel may not be set, since the drafter's 128 experts do not divide by 3: remove it"):
+        _serving.check_profile(profile, members)
+
+
+def test_capture_sizes_follow_from_sequences_and_speculated_tokens() -> None:
+    assert _serving.capture_sizes(2, 5) == [5, 6, 10, 12]
+    profile = _inputs.load_profile("dsv41-exl3-3.5bpw-tp3", ".")
+    members = [Member(member["name"], rank, member["address"], "x") for rank, member in enumerate(names(3))]
+    assert '"cudagraph_capture_sizes":[5,6,10,12]' in " ".join(_serving.arguments(profile, members, 0, 8000))
+    profile["engine"]["arguments"]["compilation-config"]["cudagraph_capture_sizes"] = [1]
+    assert '"cudagraph_capture_sizes":[1]' in " ".join(_serving.arguments(profile, members, 0, 8000))

@@ -1,6 +1,6 @@
 # Copyright: gb10.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Text in, decisions out: swap and sysctls, netplan and live legs, listening ports, managed files, probes, status."""
+"""Text in, decisions out: swap and sysctls, netplan and live legs, listening ports, managed files, status."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.gb10.cluster.plugins.module_utils import _host, _netplan, _probes, _settings, _sockets, _status, _units
+from ansible_collections.gb10.cluster.plugins.module_utils import _host, _netplan, _settings, _sockets, _status, _units
 from ansible_collections.gb10.cluster.plugins.module_utils._files import FileSet, ManagedFile
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,12 +115,13 @@ def test_a_write_that_fails_leaves_the_old_bytes(tmp_path: Path) -> None:
 
 
 def rank_config() -> dict[str, Any]:
-    return {"group": "lab", "rank": 0, "digest": "d", "engine": "podman", "container": {"image": "name:1"}, "timeouts": {"stop_s": 30}}
+    container = {"image": "name:1", "volumes": [{"source": "/models/100%", "target": "/model", "read_only": True}]}
+    return {"group": "lab", "rank": 0, "digest": "d", "engine": "podman", "container": container, "timeouts": {"stop_s": 30}, "start": {}}
 
 
 def test_rank_files_change_with_the_image_and_hide_the_key() -> None:
-    def rank_json(image: str) -> dict[str, Any]:
-        files = {file.path: file for file in _units.rank_files(rank_config(), b"package", image, "sesame")}
+    def rank_json(image: str, config_json: str = "c") -> dict[str, Any]:
+        files = {file.path: file for file in _units.rank_files(rank_config(), b"package", image, "sesame", config_json, "/sys")}
         assert files["/etc/gb10/lab/api-key"].secret and files["/etc/gb10/lab/api-key"].mode == 0o600
         assert b"sesame" not in b"".join(file.content for path, file in files.items() if not path.endswith("api-key"))
         content: dict[str, Any] = json.loads(files["/etc/gb10/lab/rank.json"].content)
@@ -129,6 +130,13 @@ def test_rank_files_change_with_the_image_and_hide_the_key() -> None:
     assert rank_json("a") == rank_json("a")
     assert rank_json("a")["container"]["image"] == "a"
     assert rank_json("a")["digest"] != rank_json("b")["digest"]
+    assert rank_json("a")["digest"] != rank_json("a", "another config.json")["digest"]
+
+
+def test_a_rank_waits_for_the_file_systems_of_its_volumes() -> None:
+    """Otherwise it would start on the empty directory under a checkpoint that is not mounted yet."""
+    files = {file.path: file.content.decode() for file in _units.rank_files(rank_config(), b"", "i", None, "c", "/sys")}
+    assert "RequiresMountsFor=/models/100%%\n" in files["/etc/systemd/system/gb10-rank@lab.service.d/volumes.conf"]
 
 
 def state(**fields: Any) -> _units.RankState:
@@ -141,16 +149,6 @@ def test_only_a_running_rank_with_another_configuration_is_restarted() -> None:
     assert state(phase="waiting").holds_group is False and state(phase="loading").holds_group is True
 
 
-def test_probe_verdicts() -> None:
-    probe = {"prompt": "capital?", "expect": "paris", "max_tokens": 8}
-    assert _probes.chat_verdict(probe, "It is Paris.") is None
-    assert "is ''" in (_probes.chat_verdict(probe, "") or "")
-    assert "does not match" in (_probes.chat_verdict(probe, "Lyon") or "")
-    assert _probes.parity_verdict([1, 2, 3], [1, 2, 3]) is None
-    assert "token 2 of 3" in (_probes.parity_verdict([1, 2, 3], [1, 5, 3]) or "")
-    assert "token 3 of 3" in (_probes.parity_verdict([1, 2, 3], [1, 2]) or "")
-
-
 def test_each_bad_line_of_the_screen_ends_with_a_command() -> None:
     plan = {
         "cluster": {"name": "lab", "head": "t1", "topology": "ring", "members": ["t1", "t2", "t3"], "profile": "p"},
@@ -159,7 +157,7 @@ def test_each_bad_line_of_the_screen_ends_with_a_command() -> None:
     }
     good = {
         "active": "active", "phase": "serving", "detail": "", "failure": None, "leg_problems": [], "legs": 4,
-        "mem_free_mib": 2048, "mem_total_mib": 4096, "swaps": [], "guard": None,
+        "mem_free_mib": 2048, "mem_total_mib": 4096, "swaps": [], "guard": None, "events": [], "at_boot": True, "lock": "",
     }  # fmt: skip
     assert _status.screen(plan, {"t1": good, "t2": good, "t3": good})[0].startswith("group lab: serving m")
     failure = {"reason": "rank 1 on t2 exited with status 3", "culprit": "t2", "at": 1, "log": []}

@@ -18,7 +18,8 @@ import pytest
 from gb10_node import config, exporter
 from gb10_node.memory import MemoryReader
 
-NODE = Path(__file__).resolve().parents[3] / "runtime" / "node"
+from tests.unit.node.packages import PACKAGES
+
 LINE = re.compile(r'^[a-z_0-9]+(\{[a-z_]+="(?:[^"\\]|\\.)*"(?:,[a-z_]+="(?:[^"\\]|\\.)*")*\})? [-+0-9.e]+$')
 
 
@@ -29,13 +30,14 @@ def member(tmp_path: Path) -> Path:
         "etc/lab/rank.json": json.dumps(
             {
                 "group": "lab", "rank": 0, "digest": "d", "engine": "podman", "ranks": [{"rank": 0, "member": "t1", "address": "127.0.0.1"}],
-                "coordination_port": 29600, "api": {"port": 8000}, "served_model_name": "m",
+                "coordination_port": 29600, "master_port": 29500, "api": {"port": 8000}, "served_model_name": "m",
                 "container": {
                     "name": "gb10-lab", "image": "i", "command": [], "environment": {}, "volumes": [], "devices": [], "gpus": False,
                     "capabilities": [], "ulimits": {}, "shm_mib": 64, "memory_mib": 64, "oom_score_adj": 0,
                 },
                 "timeouts": {"start_s": 1, "stop_s": 1, "heartbeat_s": 1},
-                "recovery": {"backoff_s": [60], "canary_interval_s": 1, "canary_silence_s": 1},
+                "recovery": {"backoff_s": [60], "canary_interval_s": 1, "canary_silence_s": 1, "load_silence_s": 1},
+                "start": {"free_mib": 0, "legs": [], "checkpoint": "/m", "virtual_heads": {}, "config_hash": "", "sysfs": "/sys"},
             }
         ),
         "etc/lab/api-key": "sesame",
@@ -107,7 +109,7 @@ def test_it_answers_metrics_and_nothing_else_on_its_own_address(member: Path) ->
         f"exporter.serve(config.load('lab', *(Path({str(member)!r}, name) for name in ('etc', 'run', 'var'))))"
     )
     port = 30000 + os.getpid() % 20000
-    environment = os.environ | {"PYTHONPATH": str(NODE)}
+    environment = os.environ | {"PYTHONPATH": str(PACKAGES)}
     with subprocess.Popen([sys.executable, "-c", code, str(port)], env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None and f":{port}/metrics" in process.stdout.readline()

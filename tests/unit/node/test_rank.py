@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-NODE = Path(__file__).resolve().parents[3] / "runtime" / "node"
+from tests.unit.node.packages import PACKAGES
 
 ENGINE = r'''#!/usr/bin/env python
 """Stands in for docker and podman: run stays until stop; rank 0 answers /health and one token; CRASH ends a rank, for want of memory with OOM."""
@@ -25,6 +25,10 @@ here, verb = pathlib.Path(__file__).parent, sys.argv[1]
 with open(here / "calls", "a") as calls: calls.write(" ".join(sys.argv[1:]) + "\n")
 name = sys.argv[sys.argv.index("--name") + 1] if verb == "run" else sys.argv[-1]
 pidfile = here / (name + ".pid")
+if verb == "image" and (here / "noimage").exists(): sys.exit("image not known")
+if verb == "image": print(json.dumps([{"Id": sys.argv[-1]}])); sys.exit(0)
+if verb == "exec": sys.exit("py-spy: not found")
+if verb == "inspect" and "Pid" in sys.argv[3]: print(pidfile.read_text() if pidfile.exists() else 0); sys.exit(0)
 if verb == "inspect": print(str((here / ("oom" + name[-1])).exists()).lower()); sys.exit(0)
 if verb in ("stop", "rm"):
     if pidfile.exists(): os.kill(int(pidfile.read_text()), signal.SIGTERM); pidfile.unlink()
@@ -77,9 +81,14 @@ class Group:
         }  # fmt: skip
         return {
             "group": "lab", "rank": rank, "world_size": 3, "digest": digest, "engine": str(self.root / "engine"), "ranks": ranks,
-            "coordination_port": self.port, "api": {"port": self.api_port}, "served_model_name": "m", "container": container,
+            "coordination_port": self.port, "master_port": 10000 + self.port % 10000, "api": {"port": self.api_port},
+            "served_model_name": "m", "container": container,
             "timeouts": {"start_s": 20, "stop_s": 2, "heartbeat_s": 2},
-            "recovery": {"backoff_s": [60, 60], "canary_interval_s": 1, "canary_silence_s": 7},
+            "recovery": {"backoff_s": [60, 60], "canary_interval_s": 1, "canary_silence_s": 7, "load_silence_s": 30},
+            "start": {
+                "free_mib": 0, "legs": [{"hca": "rocep1s0f0", "netdev": "enp1s0f0np0", "address": "10.10.0.1"}], "virtual_heads": {},
+                "checkpoint": str(self.root / f"model{rank}"), "config_hash": "", "sysfs": str(self.root / f"sys{rank}"),
+            },
         }  # fmt: skip
 
     def start(self, rank: int, **config: Any) -> None:
@@ -88,15 +97,22 @@ class Group:
         files = self.root / f"etc{rank}" / "lab"
         files.mkdir(parents=True, exist_ok=True)
         (files / "rank.json").write_text(json.dumps(self.config(rank, **config)))
+        model = self.root / f"model{rank}"
+        model.mkdir(exist_ok=True)
+        (model / "config.json").touch()
         if rank == 0:
             (files / "api-key").write_text("sesame\n")
         etc, run, var = (str(self.root / f"{folder}{rank}") for folder in ("etc", "run", "var"))
+        procfs = self.root / "proc"  # never the machine's own: a start drops its page cache
+        (procfs / "sys/vm").mkdir(parents=True, exist_ok=True)
+        (procfs / "sys/vm/drop_caches").touch()
+        (procfs / "meminfo").write_text("MemFree: 4096000 kB\nMemAvailable: 4096000 kB\nCached: 1024 kB\n")
         code = (
             "import asyncio, sys; from pathlib import Path; from gb10_node import config, rank; "
-            f"sys.exit(asyncio.run(rank.supervise(config.load('lab', Path({etc!r}), Path({run!r}), Path({var!r})))))"
+            f"sys.exit(asyncio.run(rank.supervise(config.load('lab', Path({etc!r}), Path({run!r}), Path({var!r}), Path({str(procfs)!r})))))"
         )
         with (self.root / f"log{rank}").open("ab") as log:
-            environment = os.environ | {"PYTHONPATH": str(NODE)}
+            environment = os.environ | {"PYTHONPATH": str(PACKAGES)}
             self.processes[rank] = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=log, stderr=log)
 
     def state(self, rank: int) -> dict[str, Any]:

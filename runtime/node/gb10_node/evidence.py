@@ -1,0 +1,143 @@
+# Copyright: gb10.cluster contributors
+# SPDX-License-Identifier: Apache-2.0
+"""What a member keeps of a failure: one folder per event, with one name on all members, bounded in size and number, without secrets.
+
+It is taken while the container still stands where it does: stacks of a rank that hangs are what nobody sees afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gb10_core import _host, _roce
+
+from gb10_node.config import RankConfig
+
+FAILED_START, FAILED_RUN, HANG = "failed-start", "failed-run", "hang"
+KEPT = 10
+"""Folders of a group; the oldest go first."""
+FILE_LIMIT = 1 << 20
+"""Bytes of one file; of a longer one the end is kept, where the cause is."""
+PROCESSES = 16
+"""Processes whose stacks are taken: a rank has a few, its compilers may be many."""
+STACKS_S, ENGINE_S = 60.0, 20.0
+"""Time for all stacks, and for one command of the engine."""
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL")
+HIDDEN = "(hidden)"
+
+
+def event_name(kind: str, now: float) -> str:
+    """The name of an event's folder: when, in UTC, and what."""
+    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}-{kind}"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What happened, as every rank knows it."""
+
+    event: str
+    reason: str
+    culprit: str
+    log: Iterable[str]
+
+
+def collect(config: RankConfig, what: Evidence) -> Path:
+    """Write this member's folder of an event. What cannot be had is left out: nothing here may keep a group from ending."""
+    folder = config.evidence / what.event
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    hide = _hider(config)
+    parts: dict[str, Callable[[], str]] = {
+        "event.json": lambda: _event(config, what),
+        "rank.log": lambda: "\n".join(what.log) + "\n",
+        "meminfo": lambda: Path(f"{config.procfs}/meminfo").read_text(encoding="utf-8"),
+        "gids": lambda: _gids(config),
+        "state.json": lambda: (config.run_dir / "state.json").read_text(encoding="utf-8"),
+        "rank.json": lambda: _plan(config),
+        "environment": lambda: _environment(config.run_dir / "rank.env"),
+        "stacks": lambda: _stacks(config),
+    }
+    for name, part in parts.items():
+        try:
+            text = hide(part())
+        except (OSError, ValueError) as error:
+            text = f"cannot be had: {error}\n"
+        _host.write(folder / name, text.encode()[-FILE_LIMIT:], 0o600)
+    for old in sorted(path for path in config.evidence.iterdir() if path.is_dir())[:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def _hider(config: RankConfig) -> Callable[[str], str]:
+    """Takes every secret out of a text, wherever it stands in it."""
+    secrets = [value for name, value in config.container.environment.items() if SECRET.search(name)]
+    found = [value for value in (*secrets, config.api_key or "") if len(value) > 3]
+
+    def hide(text: str) -> str:
+        for secret in found:
+            text = text.replace(secret, HIDDEN)
+        return text
+
+    return hide
+
+
+def _event(config: RankConfig, what: Evidence) -> str:
+    return json.dumps(
+        {
+            "event": what.event,
+            "at": time.time(),
+            "group": config.group,
+            "member": config.me.member,
+            "rank": config.rank,
+            "reason": what.reason,
+            "culprit": what.culprit,
+            "digest": config.digest,
+            "image": config.container.image,
+        },
+        indent=1,
+    )
+
+
+def _gids(config: RankConfig) -> str:
+    """Each HCA with its state and its whole table."""
+    hcas = _roce.read_hcas(config.start.sysfs).values()
+    lines = [f"{hca.name} {hca.netdev} {hca.state}\n" + "".join(f"  {gid} on {gid.netdev}\n" for gid in hca.gids) for hca in hcas]
+    return "".join(lines) or "no HCA\n"
+
+
+def _plan(config: RankConfig) -> str:
+    """This rank's part of the plan, as the supervisor took it in; its environment is in a file of its own."""
+    container = {key: value for key, value in vars(config.container).items() if key != "environment"}
+    shown = {"group": config.group, "rank": config.rank, "digest": config.digest, "engine": config.engine, "container": container}
+    return json.dumps(shown | {"start": vars(config.start)}, indent=1, default=str)
+
+
+def _environment(path: Path) -> str:
+    """What the container was given, secrets by their names alone."""
+    pairs = (line.partition("=") for line in path.read_text(encoding="utf-8").splitlines())
+    return "".join(f"{name}={HIDDEN if SECRET.search(name) else value}\n" for name, dummy, value in pairs)
+
+
+def _stacks(config: RankConfig) -> str:
+    """Of each process of the container its state, where it waits in the kernel, and its Python stacks where the image has py-spy."""
+    name, procfs = config.container.name, config.procfs
+    root = _host.run([config.engine, "inspect", "--format", "{{.State.Pid}}", name], ENGINE_S).out.strip()
+    if not root.isdigit() or root == "0":
+        return "no container runs\n"
+    deadline, blocks = time.monotonic() + STACKS_S, []
+    for pid in _host.descendants(int(root), procfs)[:PROCESSES]:
+        status = dict(line.partition(":")[::2] for line in (_host.read(f"{procfs}/{pid}/status") or "").splitlines())
+        inner = (status.get("NSpid") or "").split()
+        blocks.append(f"== pid {pid} ({status.get('Name', '?').strip()}), state {status.get('State', '?').strip()}")
+        blocks.append("-- kernel\n" + (_host.read(f"{procfs}/{pid}/stack") or "not readable"))
+        if inner and time.monotonic() < deadline:
+            # Privileged is this one command and not the container, which has no right to trace.
+            command = [config.engine, "exec", "--privileged", name, "py-spy", "dump", "--pid", inner[-1]]
+            done = _host.run(command, ENGINE_S)
+            blocks.append("-- python\n" + (done.out if not done.status else f"py-spy: {done.message}"))
+    return "\n".join(blocks) + "\n"
