@@ -49,10 +49,10 @@ def pretend(vocabulary: int, compressed: int) -> None:
     """In a process that ends with its test."""
     import vllm._custom_ops
     import vllm.model_executor.layers.sparse_attn_indexer as indexer
-    import vllm.utils.flashinfer as flashinfer
     from vllm import platforms
     from vllm.models.deepseek_v41.common import engram
     from vllm.platforms.interface import DeviceCapability, PlatformEnum
+    from vllm.utils import flashinfer
 
     torch.cuda.Stream = torch.cuda.Event = _Nothing  # type: ignore[misc]
     torch.cuda.current_stream = lambda *_a, **_k: _Nothing()  # type: ignore[assignment]

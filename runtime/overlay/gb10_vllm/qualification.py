@@ -79,7 +79,7 @@ class Source:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    @cache  # noqa: B019
+    @cache  # noqa: B019  # pylint: disable=method-cache-max-size-none
     def _module(self, name: str) -> tuple[list[str], dict[str, ast.AST]]:
         path = self.folder.joinpath(*name.split("."))
         path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import gb10_exl3.ops  # noqa: F401  (defines the ops)
+import gb10_exl3.ops  # noqa: F401  (defines the ops)  # pylint: disable=unused-import
 import numpy as np
 import torch
 from gb10_exl3.format import CODEBOOKS, Layer, engram_rows, moe

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
-import gb10_exl3.ops  # noqa: F401  (registers torch.ops.gb10_exl3)
+import gb10_exl3.ops  # noqa: F401  (registers torch.ops.gb10_exl3)  # pylint: disable=unused-import
 import torch
 
 from gb10_vllm.engram.rows import Reader, Work

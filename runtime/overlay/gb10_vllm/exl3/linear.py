@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import gb10_exl3.ops  # noqa: F401  (registers torch.ops.gb10_exl3)
+import gb10_exl3.ops  # noqa: F401  (registers torch.ops.gb10_exl3)  # pylint: disable=unused-import
 import torch
 from gb10_exl3.format import CODEBOOKS, MARKERS
 from torch import nn

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import gb10_exl3.ops  # noqa: F401  (registers torch.ops.gb10_exl3)
+import gb10_exl3.ops  # noqa: F401  (registers torch.ops.gb10_exl3)  # pylint: disable=unused-import
 import torch
 from gb10_exl3.format import CODEBOOKS
 from torch import nn

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-import gb10_exl3.ops  # noqa: F401  (registers torch.ops.gb10_exl3)
+import gb10_exl3.ops  # noqa: F401  (registers torch.ops.gb10_exl3)  # pylint: disable=unused-import
 import torch
 from gb10_exl3.format import CODEBOOKS
 
