@@ -17,7 +17,7 @@ SILENT = (
     "nft add table inet cut; nft add chain inet cut in '{ type filter hook input priority -300; }'; nft add rule inet cut in iif mgmt0 drop"
 )
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.faults_hosts
 
 
 def test_a_leg_that_goes_down_and_up_ends_nothing(playbook: Any, hosts: dict[str, Host], plan: dict[str, Any]) -> None:

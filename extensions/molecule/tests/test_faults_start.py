@@ -24,7 +24,7 @@ from extensions.molecule.tests.lab_hosts import ROOT, wait_for
 KILLS = int(os.environ.get("GB10_KILLS", "3"))
 """Points of site.yml at which the controller is killed; their times follow from a fixed seed."""
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.service
 
 
 def background(name: str) -> subprocess.Popen[str]:
