@@ -216,6 +216,9 @@ def main() -> None:
             Path(_units.failures_file(group)).unlink(missing_ok=True)
             systemctl(module, "restart", *_units.companion_units(group))
             systemctl(module, "start", target, unit)
+    if running.is_active and not running.holds_group and not module.check_mode:
+        # It waits, or is about to start again by itself: what has failed before a person started the group no longer counts against it.
+        _host.run(["systemctl", "reset-failed", unit])
     module.exit_json(changed=bool(actions), actions=actions, started_at=started_at, diff=diff, digest=json.loads(rank_json)["digest"])
 
 
