@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +70,23 @@ def names(directory: str | Path) -> list[str]:
         return sorted(os.listdir(directory))
     except OSError:
         return []
+
+
+def follow(argv: Sequence[str], tell: Callable[[str], object]) -> int:
+    """Run a command and tell each line of its output, both streams, as it comes; its exit status."""
+    # pylint: disable-next=ansible-bad-function
+    with subprocess.Popen(
+        list(argv),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**os.environ, "LC_ALL": "C"},
+    ) as process:
+        for line in process.stdout or ():
+            tell(line)
+    return process.returncode
 
 
 def descendants(root: int, procfs_root: str = "/proc") -> list[int]:

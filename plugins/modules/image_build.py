@@ -102,8 +102,6 @@ progress:
 
 import base64
 import io
-import os
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -114,7 +112,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import _image
+from ..module_utils import _host, _image
 from ..module_utils._engine import Engine
 from ..module_utils._job import Job, JobError, Report, answer, key_of
 
@@ -143,23 +141,17 @@ def build(parameters: Mapping[str, Any], report: Report) -> dict[str, Any]:
             archive.extractall(folder, filter="data")
         argv = command(parameters["engine"], reference, recipe, folder)
         lines: deque[str] = deque(maxlen=TOLD)
-        # Not AnsibleModule.run_command: every line is shown as it comes, and the whole is in the job's log.
-        with subprocess.Popen(  # pylint: disable=ansible-bad-function
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env={**os.environ, "LC_ALL": "C"},
-        ) as process:
-            for line in process.stdout or ():
-                sys.stdout.write(line)
-                sys.stdout.flush()
-                if line.strip():
-                    lines.append(line.strip())
-                    report({"step": line.strip()})
-    if process.returncode:
+
+        def tell(line: str) -> None:
+            """Show a line in the job's log, and as its step."""
+            sys.stdout.write(line)
+            sys.stdout.flush()
+            if line.strip():
+                lines.append(line.strip())
+                report({"step": line.strip()})
+
+        status = _host.follow(argv, tell)
+    if status:
         raise JobError(f"the build of {reference} failed ({failing_line(lines)}): see /run/gb10/jobs/{JOB}.log on this member")
     image = engine.image(reference)
     verdict = _image.verdict(reference, image, None, _image.own_platform())

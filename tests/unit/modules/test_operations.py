@@ -117,3 +117,10 @@ def test_status_for_programs_says_what_the_screen_says() -> None:
     assert any(line.endswith("a boot does not start the group here -> ansible-playbook gb10.cluster.resume") for line in lines)
     assert lines[-1].endswith("gb10.cluster.logs --limit t2, ansible-playbook gb10.cluster.evidence")
     assert not _status.summary(plan, {"t1": head, "t2": None})["serving"]
+
+
+def test_a_long_command_is_told_line_by_line() -> None:
+    told: list[str] = []
+    program = "import sys; print('one', flush=True); print('two', file=sys.stderr, flush=True); print('three'); sys.exit(3)"
+    assert _host.follow([sys.executable, "-c", program], told.append) == 3
+    assert told == ["one\n", "two\n", "three\n"]
