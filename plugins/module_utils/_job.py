@@ -17,10 +17,10 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from . import _host
 
@@ -32,19 +32,18 @@ STOP_PATIENCE_S = 10
 POLL_S = 0.2
 START_PATIENCE_S = 10
 """For those who look at the job at this moment and so hold its lock."""
-LAST_DESCRIPTOR = 4096
 
 Report = Callable[[Mapping[str, Any]], None]
 Work = Callable[[Report], Mapping[str, Any]]
 
 
 @contextmanager
-def alone(name: str, folder: Path = JOBS) -> Iterator[None]:
-    """A short piece of work that another run must not do at the same time: it waits."""
+def alone(name: str, folder: Path = JOBS) -> Iterator[IO[str]]:
+    """A short piece of work that another run must not do at the same time: it waits. Yields what holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        yield lock
 
 
 class JobError(Exception):
@@ -71,6 +70,7 @@ class Job:
 
     def __init__(self, name: str, folder: Path = JOBS) -> None:
         self._name, self._folder = name, folder
+        self._turn: IO[str] | None = None
         self._lock = folder / f"{name}.lock"
         self._state = folder / f"{name}.json"
         self._log = folder / f"{name}.log"
@@ -87,9 +87,11 @@ class Job:
         result = None if lock is None else content.get("result")
         return State(lock is None, content.get("key", ""), content.get("about", {}), content.get("progress", {}), result)
 
-    def turn(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def turn(self) -> Iterator[None]:
         """From a look to the start or stop that follows from it, another run waits."""
-        return alone(f"{self._name}-turn", self._folder)
+        with alone(f"{self._name}-turn", self._folder) as self._turn:
+            yield
 
     def wait(self, seconds: float) -> State:
         """Look until the job has ended, for so many seconds at most."""
@@ -113,7 +115,7 @@ class Job:
                 os.setsid()
                 if os.fork():
                     os._exit(0)  # the working process belongs to nobody, so that nobody waits for it
-                self._detach(lock)
+                self._detach()
                 self._run(work)
             finally:
                 os._exit(1)
@@ -153,11 +155,11 @@ class Job:
         content = {**self._fixed, "group": self._group, "progress": progress, "result": result}
         _host.write(self._state, json.dumps(content).encode(), 0o600)
 
-    def _detach(self, lock: int) -> None:
-        """Let go of all that the caller had open but the job's lock: ssh would wait for its terminal's last holder, another run for its turn."""
+    def _detach(self) -> None:
+        """Let go of the caller's terminal and turn: ssh would wait for the last holder of the one, another run for that of the other."""
         os.chdir("/")
-        os.closerange(3, lock)
-        os.closerange(lock + 1, LAST_DESCRIPTOR)
+        if self._turn:
+            self._turn.close()
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         nothing = os.open(os.devnull, os.O_RDONLY)
         for descriptor, target in ((nothing, 0), (log, 1), (log, 2)):
@@ -184,6 +186,16 @@ def key_of(parameters: Mapping[str, Any], *names: str) -> str:
     """What a job works for, as a digest of some of a module's parameters."""
     content = json.dumps([parameters[name] for name in names], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
+
+
+def joined(module: Any, job: Job, key: str, work: Work, what: str) -> NoReturn:
+    """Begin the work for O(state=present), or wait for the run that has; end the module with what is known. `what` is done for another key."""
+    if module.params["state"] == "present":
+        job.start(key, work)
+    state = job.wait(module.params["wait"])
+    if state.key != key:
+        module.fail_json(msg=f"{what} on this member, by another run: wait for its end and run again")
+    answer(module, state, {})
 
 
 def answer(module: Any, state: State, common: Mapping[str, Any]) -> NoReturn:

@@ -152,7 +152,10 @@ def send(module: AnsibleModule, job: Job) -> bool:
         _zfs_stream.command(["zfs", "snapshot", f"{dataset}@{snapshot}"])
         _zfs_stream.prune(dataset)
     key = key_of(parameters, "dataset", "digest", "addresses", "peers", "port")
-    if job.look().key != key or not job.look().running:
+    with job.turn():
+        state = job.look()
+        if state.running and state.key == key:
+            return new
         job.stop()
         sender = _zfs_stream.Sender(dataset, snapshot, parameters["addresses"], parameters["peers"], parameters["port"])
         job.start(key, sender.run)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -148,6 +149,23 @@ def test_a_turn_is_over_when_its_job_runs(tmp_path: Path) -> None:
     assert time.monotonic() - begin < 10
     (tmp_path / "go").touch()
     assert job.wait(20).result
+
+
+def test_what_was_opened_for_the_work_stays_open(tmp_path: Path) -> None:
+    """A server listens before it is said to run: its work takes the socket over."""
+    job = Job("a", tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server, job.turn():
+        address = server.getsockname()
+
+        def work(report: Report) -> dict[str, str]:
+            with server.accept()[0] as client:
+                client.sendall(b"hello")
+            return {}
+
+        assert job.start("key", work)
+    with socket.create_connection(address, timeout=10) as client:
+        assert client.recv(16) == b"hello"
+    assert job.wait(20).result == {}
 
 
 def test_two_who_decide_at_once_start_one_job(tmp_path: Path) -> None:
