@@ -59,3 +59,28 @@ attributes:
     support: full
     description: Runs partly on the controller, which shows the progress.
 """
+
+    ENGINE = r"""
+options:
+  engine:
+    description: The container engine.
+    type: str
+    choices: [docker, podman]
+    required: true
+"""
+
+    ENDPOINT = r"""
+options:
+  group:
+    description: Name of the group, whose API key is read from C(/etc/gb10/GROUP/api-key).
+    type: str
+    required: true
+  port:
+    description: Port of the endpoint.
+    type: int
+    required: true
+  model:
+    description: Served model name.
+    type: str
+    required: true
+"""

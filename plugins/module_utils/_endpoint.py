@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from . import _host
 from ._openai import Event, Reply, Request
 from ._sse import Parser
 
@@ -77,3 +78,11 @@ class Endpoint:
             connection.close()
         text = received.decode("utf-8", "replace")
         return Reply(status, text, tuple(events), error, timed_out, time.monotonic() - begin, cut)
+
+
+def of_group(group: str, port: int, timeout: float) -> Endpoint:
+    """The endpoint of a group, from its head, where alone its key is. Raises LookupError, one sentence, elsewhere."""
+    path = f"/etc/gb10/{group}/api-key"
+    if key := _host.read(path):
+        return Endpoint("127.0.0.1", port, key, timeout)
+    raise LookupError(f"{path} is absent or empty on this member: run the service role, and this on the head")

@@ -132,6 +132,11 @@ def is_wanted(image: Image, wanted: str | None) -> bool:
     return not wanted or plain_id(wanted) in (image.id, image.content)
 
 
+def diff(name: str, before: Image | None, after: str) -> dict[str, str]:
+    """What `--diff` shows of a name that leads to another image."""
+    return {"before": f"{name} {before.id if before else ''}\n", "after": f"{name} {after}\n"}
+
+
 def verdict(reference: str, image: Image | None, wanted: str | None, machine: str = "") -> str:
     """One sentence about a reference that does not lead to the wanted id or content, or not to an image for `machine`; empty when it does."""
     if image is None:

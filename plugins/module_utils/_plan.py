@@ -90,6 +90,7 @@ def build_plan(members: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
             "port": settings["cluster_api_port"],
             "url": f"http://{head.address}:{settings['cluster_api_port']}",
             "served_model_name": profile["serving"]["served_model_name"],
+            "max_model_len": profile["serving"]["max_model_len"],
             "launch_order": _serving.launch_order(names),
             "unit": f"gb10-rank@{cluster['name']}.service",
             "probes": profile["probes"],

@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL")
 
 MORE = ("CUDA_", "GLOO_", "NCCL_", "TORCH_", "VLLM_")
 """Beginnings of variables that steer an engine: one that nobody gave comes from the image or a hook."""
@@ -20,6 +23,22 @@ class Process:
     pid: int
     arguments: Sequence[str]
     environment: Mapping[str, str]
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable of this name counts as a secret, whose value goes nowhere."""
+    return _SECRET.search(name.upper()) is not None
+
+
+def container_argv(engine: str, name: str) -> list[str]:
+    """Asks an engine for what `container` reads."""
+    return [engine, "inspect", "--format", "{{.State.Pid}} {{.Image}}", name]
+
+
+def container(shown: str) -> tuple[int, str]:
+    """Process and image of a running container; 0 and nothing where none runs."""
+    pid, _gap, image = shown.strip().partition(" ")
+    return (int(pid), image) if pid.isdigit() and int(pid) else (0, "")
 
 
 def arguments_of(cmdline: bytes) -> list[str]:

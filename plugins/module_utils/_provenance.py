@@ -10,34 +10,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import _host, _image, _nccl_library
+from . import _host, _image, _nccl_library, _proof
 
-SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
-"""A variable with one of these in its name counts as a secret: not even its hash is kept."""
 OWN_TO_A_START = ("HOSTNAME", "NOTIFY_SOCKET", "INVOCATION_ID", "JOURNAL_STREAM", "VLLM_HOST_IP")
 """Variables that say which member or which start it is, not how it runs."""
 
 
 def hashed(environ: bytes) -> dict[str, str]:
     """The variables of a process (procfs's `environ`), each as the first 12 digits of its value's SHA-256: two runs tell which one differs."""
-    pairs = (entry.partition(b"=") for entry in environ.split(b"\0") if b"=" in entry)
-    named = {name.decode("utf-8", "replace"): value for name, _equals, value in pairs}
-    kept = {name: value for name, value in named.items() if name not in OWN_TO_A_START and not any(word in name.upper() for word in SECRET)}
-    return {name: hashlib.sha256(value).hexdigest()[:12] for name, value in sorted(kept.items())}
+    named = _proof.environment_of(environ)
+    kept = {name: value for name, value in named.items() if name not in OWN_TO_A_START and not _proof.is_secret(name)}
+    return {name: hashlib.sha256(value.encode()).hexdigest()[:12] for name, value in sorted(kept.items())}
 
 
 def read(engine: str, group: str, checkpoint: str, procfs_root: str = "/proc", var: str = "/var/lib/gb10") -> dict[str, Any]:
     """Image, arguments, environment, checkpoint, kernel, driver and NCCL of this member's rank. What is not known is an empty text."""
     proc = Path(procfs_root)
-    shown = _host.run([engine, "inspect", "--format", "{{.State.Pid}} {{.Image}}", f"gb10-{group}"])
-    pid, _space, image = shown.out.strip().partition(" ")
-    running = shown.status == 0 and pid.isdigit() and pid != "0"
-    argv = (_host.read(proc / pid / "cmdline") or "").rstrip("\0").split("\0") if running else []
-    loaded = [library for process in _nccl_library.processes(procfs_root) for library in process.libraries] if running else []
+    pid, image = _proof.container(_host.run(_proof.container_argv(engine, f"gb10-{group}")).out)
+    argv = _proof.arguments_of(_host.read_bytes(proc / str(pid) / "cmdline") or b"") if pid else []
+    loaded = [library for process in _nccl_library.processes(procfs_root) for library in process.libraries] if pid else []
     return {
-        "image": _image.plain_id(image) if running else "",
-        "arguments": [word for place, word in enumerate(argv) if word != "--api-key" and argv[max(place - 1, 0)] != "--api-key"],
-        "environment": hashed(_host.read_bytes(proc / pid / "environ") or b"") if running else {},
+        "image": _image.plain_id(image),
+        "arguments": argv,
+        "environment": hashed(_host.read_bytes(proc / str(pid) / "environ") or b"") if pid else {},
         "checkpoint": checkpoint_digest(_host.read(f"{var}/stamps/{checkpoint}.json") or ""),
         "kernel": (_host.read(proc / "sys/kernel/osrelease") or "").strip(),
         "driver": (_host.read(proc / "driver/nvidia/version") or "").partition("\n")[0],

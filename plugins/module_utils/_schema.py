@@ -340,6 +340,7 @@ PLAN = _object(
                 "port": PORT,
                 "url": TEXT,
                 "served_model_name": TEXT,
+                "max_model_len": _integer(1),
                 "launch_order": _list(TEXT, minItems=2, uniqueItems=True),
                 "unit": TEXT,
                 "probes": PROBES,

@@ -236,10 +236,15 @@ class RankState:
         return self.is_active and self.phase in ("starting", "loading", "serving")
 
 
+def rank_record(group: str, run_root: str = "/run/gb10") -> dict[str, Any]:
+    """The rank's state.json; empty where none has run since boot."""
+    return _mapping(Path(run_root) / group / "state.json") or {}
+
+
 def read_rank_state(group: str, run_root: str = "/run/gb10") -> RankState:
     """Ask systemd and read the rank's state.json."""
     shown = _host.run(["systemctl", "show", rank_unit(group), "--property=ActiveState", "--value"])
-    state = _mapping(Path(run_root) / group / "state.json") or {}
+    state = rank_record(group, run_root)
     return RankState(
         active=shown.out.strip() or "unknown",
         phase=state.get("phase", "absent"),

@@ -122,6 +122,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils import _gate, _host, _image, _units
+from ..module_utils._engine import Engine
 
 LAST_LINES = 5
 """Of a container that ended badly; enough for an exception's end."""
@@ -139,7 +140,7 @@ def run_rank(module: AnsibleModule, config: dict[str, Any]) -> tuple[_gate.Outpu
     """This member's rank from start to end; its output, the image's id, and what its log says against the planned transport."""
     engine, reference = config["engine"], config["container"]["image"]
     try:
-        image = _image.inspected(engine, _host.run(_image.inspect_argv(engine, reference)))
+        image = Engine(engine).image(reference)
     except _image.ImageError as error:
         module.fail_json(msg=str(error))
     if image is None:

@@ -15,7 +15,7 @@ description:
   - The build is a job on the member that outlives the connection. A second run finds it and goes on waiting. Its output is in
     C(/run/gb10/jobs/image-build.log); where it fails, the message has the line that failed.
 author: [gb10.cluster contributors (@gb10-cluster)]
-extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attributes.JOB]
+extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attributes.JOB, gb10.cluster._attributes.ENGINE]
 attributes:
   check_mode: {support: full}
   diff_mode: {support: full}
@@ -24,11 +24,6 @@ attributes:
     details:
       - Unless O(force=true).
 options:
-  engine:
-    description: The container engine.
-    type: str
-    choices: [docker, podman]
-    required: true
   reference:
     description: The name with a tag that the image gets.
     type: str
@@ -114,7 +109,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils import _host, _image
 from ..module_utils._engine import Engine
-from ..module_utils._job import Job, JobError, Report, answer, key_of
+from ..module_utils._job import Job, JobError, Report, joined, key_of
 
 FOLDER = Path("/var/lib/gb10")
 JOB = "image-build"
@@ -161,7 +156,7 @@ def build(parameters: Mapping[str, Any], report: Report) -> dict[str, Any]:
         raise JobError(
             f"{reference} was built and has the label {_image.STAMP_LABEL}={image.stamp or 'none'}, expected {recipe['stamp']}: set it in the recipe"
         )
-    return {"ok": True, "id": image.id, "diff": diff(reference, before, image.id)}
+    return {"ok": True, "id": image.id, "diff": _image.diff(reference, before, image.id)}
 
 
 def failing_line(lines: deque[str]) -> str:
@@ -172,11 +167,6 @@ def failing_line(lines: deque[str]) -> str:
         if not line.lower().startswith(("error: building", "error: failed to solve", "error: process", "------", "the command"))
     ]
     return (own or list(lines) or ["no output"])[-1]
-
-
-def diff(reference: str, before: _image.Image | None, after: str) -> dict[str, str]:
-    """What `--diff` shows."""
-    return {"before": f"{reference} {before.id if before else ''}\n", "after": f"{reference} {after}\n"}
 
 
 def main() -> None:
@@ -204,12 +194,7 @@ def main() -> None:
     )
     parameters = module.params
     reference, recipe = parameters["reference"], parameters["recipe"]
-    job, key = (
-        Job(JOB),
-        key_of(
-            {"reference": reference, "stamp": recipe["stamp"], **recipe["arguments"]}, "reference", "stamp", *sorted(recipe["arguments"])
-        ),
-    )
+    job, made_of = Job(JOB), {"reference": reference, "stamp": recipe["stamp"], **recipe["arguments"]}
     if parameters["state"] == "present":
         if recipe["platform"] != _image.own_platform():
             module.fail_json(
@@ -222,19 +207,15 @@ def main() -> None:
         if image and image.stamp == recipe["stamp"] and not parameters["force"] and not job.look().running:
             module.exit_json(changed=False, ok=True, finished=True, id=image.id)
         if module.check_mode:
-            module.exit_json(changed=True, ok=True, finished=True, diff=diff(reference, image, f"of recipe {recipe['stamp']}"))
+            module.exit_json(changed=True, ok=True, finished=True, diff=_image.diff(reference, image, f"of recipe {recipe['stamp']}"))
 
-        def work(report: Report) -> dict[str, Any]:
-            try:
-                return build(parameters, report)
-            except _image.ImageError as error:
-                raise JobError(str(error)) from error
+    def work(report: Report) -> dict[str, Any]:
+        try:
+            return build(parameters, report)
+        except _image.ImageError as error:
+            raise JobError(str(error)) from error
 
-        job.start(key, work)
-    state = job.wait(parameters["wait"])
-    if state.key != key:
-        module.fail_json(msg=f"{JOB} of another image or recipe runs on this member: wait for its end and run again")
-    answer(module, state, {})
+    joined(module, job, key_of(made_of, *sorted(made_of)), work, f"{JOB} of another image or recipe runs")
 
 
 if __name__ == "__main__":

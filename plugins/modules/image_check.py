@@ -14,7 +14,7 @@ description:
   - Runs a program in a container of the image that is removed afterwards. On a member with a GPU the container gets it, unless the group serves.
   - A pass is kept in C(/var/lib/gb10/checks) by the image's content, and holds for this image and this program. A failure is told by its line.
 author: [gb10.cluster contributors (@gb10-cluster)]
-extends_documentation_fragment: [gb10.cluster._attributes]
+extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attributes.ENGINE]
 attributes:
   check_mode:
     support: full
@@ -26,11 +26,6 @@ attributes:
       - It changes nothing that could be shown.
   idempotent: {support: full}
 options:
-  engine:
-    description: The container engine.
-    type: str
-    choices: [docker, podman]
-    required: true
   reference:
     description: The image's name.
     type: str

@@ -15,7 +15,7 @@ description:
     where the engine has the other layers.
   - What an earlier export left in the folder is replaced. The same image gives the same files.
 author: [gb10.cluster contributors (@gb10-cluster)]
-extends_documentation_fragment: [gb10.cluster._attributes]
+extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attributes.ENGINE]
 attributes:
   check_mode:
     support: full
@@ -30,11 +30,6 @@ attributes:
     details:
       - It exports whenever it is asked to.
 options:
-  engine:
-    description: The container engine.
-    type: str
-    choices: [docker, podman]
-    required: true
   id:
     description: The engine's id of the image.
     type: str

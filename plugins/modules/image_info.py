@@ -14,13 +14,8 @@ description:
   - Asks the engine for the image and compares it with the expected one, and with what this member can run.
   - Tells what the member that gets the image first is to do about it, and which of its layers others need.
 author: [gb10.cluster contributors (@gb10-cluster)]
-extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attributes.info_module]
+extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attributes.info_module, gb10.cluster._attributes.ENGINE]
 options:
-  engine:
-    description: The container engine.
-    type: str
-    choices: [docker, podman]
-    required: true
   reference:
     description: The image's name with its tag.
     type: str
@@ -132,6 +127,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils import _checkpoint, _host, _image, _obtain
+from ..module_utils._engine import Engine
 from ..module_utils._survey import free_bytes
 
 
@@ -166,7 +162,7 @@ def main() -> None:
     parameters = module.params
     engine, reference = parameters["engine"], parameters["reference"]
     try:
-        image = _image.inspected(engine, _host.run(_image.inspect_argv(engine, reference)))
+        image = Engine(engine).image(reference)
     except _image.ImageError as error:
         module.fail_json(msg=str(error))
     verdict = _image.verdict(reference, image, parameters["id"], _image.own_platform())

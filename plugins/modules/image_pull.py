@@ -14,7 +14,7 @@ description:
   - The pull is a job on the member that outlives the connection. A second run finds it and goes on waiting.
   - An image of another id, content or recipe than expected, or for another machine, is refused. The name then means what it did before.
 author: [gb10.cluster contributors (@gb10-cluster)]
-extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attributes.JOB]
+extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attributes.JOB, gb10.cluster._attributes.ENGINE]
 attributes:
   check_mode:
     support: full
@@ -26,11 +26,6 @@ attributes:
     details:
       - It asks the registry whenever it is run, and reports a change where the name means another image afterwards.
 options:
-  engine:
-    description: The container engine.
-    type: str
-    choices: [docker, podman]
-    required: true
   reference:
     description: What to pull, a name with a tag or a digest.
     type: str
@@ -107,7 +102,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils import _host, _image, _obtain
 from ..module_utils._engine import Engine
-from ..module_utils._job import Job, JobError, Report, answer, key_of
+from ..module_utils._job import Job, JobError, Report, joined, key_of
 
 PULL_TIMEOUT_S = 6 * 3600
 """22 GB at 10 Mbit/s."""
@@ -139,8 +134,8 @@ def pull(parameters: Mapping[str, Any]) -> dict[str, Any]:
         raise _image.ImageError(verdict)
     if name != reference:
         engine.do("image", "tag", image.id, name)
-    old, new = before.id if before else "", image.id
-    return {"ok": True, "verdict": "", "id": new, "changed": old != new, "diff": {"before": f"{name} {old}\n", "after": f"{name} {new}\n"}}
+    changed = before is None or before.id != image.id
+    return {"ok": True, "verdict": "", "id": image.id, "changed": changed, "diff": _image.diff(name, before, image.id)}
 
 
 def wrong(reference: str, image: _image.Image | None, parameters: Mapping[str, Any]) -> str:
@@ -186,7 +181,7 @@ def main() -> None:
             ok=True,
             verdict="",
             finished=True,
-            diff={"before": "", "after": f"{name} as pulled from {parameters['reference']}\n"},
+            diff=_image.diff(name, None, f"as pulled from {parameters['reference']}"),
         )
     key = key_of(parameters, "engine", "reference", "name", "id", "stamp", "required")
     # One job per name: pulls of two images do not wait for each other.
@@ -200,12 +195,7 @@ def main() -> None:
                 raise JobError(str(error)) from error
             return {"ok": False, "verdict": str(error), "changed": False}
 
-    if parameters["state"] == "present":
-        job.start(key, work)
-    state = job.wait(parameters["wait"])
-    if state.key != key:
-        module.fail_json(msg=f"{name} is being pulled in another way on this member, by another run: wait for its end and run again")
-    answer(module, state, {})
+    joined(module, job, key, work, f"{name} is being pulled in another way")
 
 
 if __name__ == "__main__":

@@ -14,13 +14,8 @@ description:
   - Loads the image unless the engine has it, gives it its name, and proves that the name leads to the expected id.
   - An archive of another image is refused before it is loaded.
 author: [gb10.cluster contributors (@gb10-cluster)]
-extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attributes.STATEFUL]
+extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attributes.STATEFUL, gb10.cluster._attributes.ENGINE]
 options:
-  engine:
-    description: The container engine.
-    type: str
-    choices: [docker, podman]
-    required: true
   reference:
     description: The image's name with its tag.
     type: str
@@ -117,7 +112,7 @@ def main() -> None:
     actions = []
     try:
         named = engine.image(reference)
-        result = before = named.id if named else ""
+        result = named.id if named else ""
         image = named if present else None
         right = (named is not None and _image.is_wanted(named, wanted)) if present else not named
         if not right:
@@ -136,7 +131,7 @@ def main() -> None:
             result = image.id if image else wanted
     except _image.ImageError as error:
         module.fail_json(msg=str(error))
-    diff = {"before": f"{reference} {before}\n", "after": f"{reference} {result if present else ''}\n"}
+    diff = _image.diff(reference, named, result if present else "")
     content = image.content if image else ""
     module.exit_json(changed=bool(actions), actions=actions, ok=present, id=result if present else "", content=content, diff=diff)
 

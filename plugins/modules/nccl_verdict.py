@@ -108,6 +108,11 @@ findings:
   returned: always
   type: list
   elements: dict
+against:
+  description: Sentences of what stands against a group that runs. That its log lacks NCCL's lines, which come at a start only, does not.
+  returned: always
+  type: list
+  elements: str
 libraries:
   description:
     - With O(loaded) the processes that have NCCL loaded, each with its C(libraries), their versions, features and hashes, and which of them
@@ -166,6 +171,8 @@ def judge(parameters: dict[str, Any]) -> dict[str, Any]:
     found = _nccl_library.judge_libraries(running, [Requirement(each["feature"], each["reason"]) for each in needed])
     verdict["passed"] = verdict["passed"] and not refused(found)
     verdict["findings"] = [asdict(finding) for finding in [*verdict["findings"], *found]]
+    # NCCL writes at a rank's start only: that a journal has lost these lines is no failure.
+    verdict["against"] = [each["sentence"] for each in verdict["findings"] if each["severity"] == REFUSE and each["code"] != "no-lines"]
     return {**verdict, "libraries": [asdict(process) for process in running]}
 
 

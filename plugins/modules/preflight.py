@@ -79,6 +79,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils import _host, _image, _netplan, _networks, _platform, _roce, _sockets, _start, _units
+from ..module_utils._engine import Engine
 from ..module_utils._findings import REFUSE, Finding
 
 
@@ -120,7 +121,7 @@ def start_problems(config: Mapping[str, Any], sysfs_root: str) -> list[str]:
     """What the supervisor of this rank would refuse, but for ports and memory, which a running rank holds itself."""
     engine, reference, start = config["engine"], config["container"]["image"], config["start"]
     try:
-        image = _image.inspected(engine, _host.run(_image.inspect_argv(engine, reference)))
+        image = Engine(engine).image(reference)
         problems = [_image.verdict(reference, image, None)]
     except _image.ImageError as error:
         problems = [str(error)]

@@ -79,11 +79,10 @@ def look(module: AnsibleModule) -> tuple[list[str], dict[str, Any]]:
         module.fail_json(msg=f"group {group} has never been started on this member: run playbook gb10.cluster.start", problems=[])
     config = json.loads(rank)
     container = config["container"]
-    asked = _host.run([config["engine"], "inspect", "--format", "{{.State.Pid}} {{.Image}}", container["name"]])
-    pid, gap, image = asked.out.strip().partition(" ")
-    if asked.status or not gap or not pid.isdigit() or not int(pid):
+    pid, image = _proof.container(_host.run(_proof.container_argv(config["engine"], container["name"])).out)
+    if not pid:
         module.fail_json(msg=f"no container {container['name']} runs on this member: run playbook gb10.cluster.start", problems=[])
-    if not (running := processes(int(pid), procfs)):
+    if not (running := processes(pid, procfs)):
         module.fail_json(msg=f"container {container['name']} has just ended: run playbook gb10.cluster.status", problems=[])
     return _proof.judge(container, _proof.given(env_file), image, running)
 

@@ -88,6 +88,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils import _host, _image, _units
+from ..module_utils._engine import Engine
 from ..module_utils._files import FileSet
 
 SYSTEMCTL_TIMEOUT_S = 300
@@ -112,7 +113,7 @@ def image_id(module: AnsibleModule, config: Mapping[str, Any]) -> str:
     """Id of the image that the plan names: a name may mean another image on each member, an id cannot."""
     engine, reference = config["engine"], config["container"]["image"]
     try:
-        image = _image.inspected(engine, _host.run(_image.inspect_argv(engine, reference)))
+        image = Engine(engine).image(reference)
     except _image.ImageError as error:
         module.fail_json(msg=str(error))
     if image is None and not module.check_mode:

@@ -16,7 +16,7 @@ description:
   - Nothing is measured beside other requests, out of a warm cache, or over a window that was not filled.
   - Meanwhile the free memory of the members is read from their exporters, once a second.
 author: [gb10.cluster contributors (@gb10-cluster)]
-extends_documentation_fragment: [gb10.cluster._attributes]
+extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attributes.ENDPOINT]
 attributes:
   check_mode:
     support: full
@@ -31,18 +31,6 @@ attributes:
     details:
       - Each call measures anew; it never reports a change.
 options:
-  group:
-    description: Name of the group, whose API key is read from C(/etc/gb10/GROUP/api-key).
-    type: str
-    required: true
-  port:
-    description: Port of the endpoint.
-    type: int
-    required: true
-  model:
-    description: Served model name.
-    type: str
-    required: true
   step:
     description:
       - What to measure, with C(kind) and C(tokens). V(prefill) is a new prompt of about so many tokens; V(decode) a forced window of so many, 256 or
@@ -86,7 +74,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import _answers, _bench, _endpoint, _host, _openai
+from ..module_utils import _answers, _bench, _endpoint, _openai
 
 EXPORTER_PORT = 29620
 SAMPLE_S = 1.0
@@ -169,17 +157,13 @@ def main() -> None:
     parameters = module.params
     try:
         step = _bench.step_of(parameters["step"])
-    except (TypeError, ValueError) as error:
+        endpoint = _endpoint.of_group(parameters["group"], parameters["port"], parameters["timeout"])
+    except (TypeError, ValueError, LookupError) as error:
         module.fail_json(msg=str(error))
     if parameters["repeats"] < _bench.LEAST_REPETITIONS:
         module.fail_json(msg=f"repeats is {parameters['repeats']}: fewer than {_bench.LEAST_REPETITIONS} are no median")
-    key_file = f"/etc/gb10/{parameters['group']}/api-key"
-    key = _host.read(key_file)
-    if not key:
-        module.fail_json(msg=f"{key_file} is absent or empty on this member: run the service role, and the benchmark on the head")
     if module.check_mode:
         module.exit_json(changed=False)
-    endpoint = _endpoint.Endpoint("127.0.0.1", parameters["port"], key, parameters["timeout"])
     if running := others(endpoint):
         module.fail_json(msg=f"{running:.0f} other requests run, and nothing can be measured beside them: wait, or keep clients away")
     floor = MemoryFloor(parameters["exporters"])

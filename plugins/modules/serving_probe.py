@@ -15,20 +15,8 @@ description:
   - V(health), V(key) and V(models) always hold; which others do, and with what template arguments, the profile says (C(probes)).
   - The head keeps all requests and replies in C(/var/lib/gb10/verify/GROUP.json). That is no change.
 author: [gb10.cluster contributors (@gb10-cluster)]
-extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attributes.INFO_MODULE]
+extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attributes.INFO_MODULE, gb10.cluster._attributes.ENDPOINT]
 options:
-  group:
-    description: Name of the group, whose API key is read from C(/etc/gb10/GROUP/api-key).
-    type: str
-    required: true
-  port:
-    description: Port of the endpoint.
-    type: int
-    required: true
-  model:
-    description: Served model name.
-    type: str
-    required: true
   context:
     description: Planned context in tokens; the endpoint must say the same where it says one.
     type: int
@@ -125,17 +113,9 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import _endpoint, _host, _probes
+from ..module_utils import _endpoint, _host, _probes, _units
 
 FOLDER = "/var/lib/gb10/verify"
-
-
-def rank_state(group: str) -> dict[str, Any]:
-    """The head's rank by its own word; empty where none has run since boot."""
-    try:
-        return json.loads(_host.read(f"/run/gb10/{group}/state.json") or "{}")
-    except ValueError:
-        return {}
 
 
 def main() -> None:
@@ -158,18 +138,17 @@ def main() -> None:
     group, only = parameters["group"], parameters["only"]
     if unknown := sorted(set(only) - set(_probes.PROBES)):
         module.fail_json(msg=f"there is no probe {', '.join(unknown)}: choose from {', '.join(_probes.PROBES)}")
-    key_file = f"/etc/gb10/{group}/api-key"
-    key = _host.read(key_file)
-    if not key:
-        module.fail_json(msg=f"{key_file} is absent or empty on this member: run the service role, and the probe on the head")
-    before = rank_state(group)
+    try:
+        endpoint = _endpoint.of_group(group, parameters["port"], parameters["timeout"])
+    except LookupError as error:
+        module.fail_json(msg=str(error))
+    before = _units.rank_record(group)
     if old := _probes.not_yet(before, parameters["since"]):
         module.fail_json(msg=old, codes=["old-group"], problems=[old], results=[], seconds={})
 
     target = _probes.Target(parameters["model"], parameters["context"], secrets.token_hex(8), parameters["reference"])
-    endpoint = _endpoint.Endpoint("127.0.0.1", parameters["port"], key, parameters["timeout"])
     results = _probes.run(target, parameters["probes"], only, endpoint.ask_all)
-    after = rank_state(group)
+    after = _units.rank_record(group)
     if before.get("since") != after.get("since"):
         moved = f"the group was {before.get('phase')} when the probes began and is {after.get('phase')} since: what answered is not one group, run them again"
         module.fail_json(msg=moved, codes=["group-changed"], problems=[moved], results=[], seconds={})

@@ -15,16 +15,11 @@ description:
     and of those that look like secrets nothing.
   - Also what the member last measured of its fabric (head) and its GPU.
 author: [gb10.cluster contributors (@gb10-cluster)]
-extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attributes.INFO_MODULE]
+extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attributes.INFO_MODULE, gb10.cluster._attributes.ENGINE]
 options:
   group:
     description: Name of the group.
     type: str
-    required: true
-  engine:
-    description: The container engine.
-    type: str
-    choices: [docker, podman]
     required: true
   checkpoint:
     description: Name of the checkpoint (C(storage.checkpoint) of the plan), by which its verified hashes are found.

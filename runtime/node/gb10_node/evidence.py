@@ -8,14 +8,13 @@ It is taken while the container still stands where it does: stacks of a rank tha
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gb10_core import _host, _roce
+from gb10_core import _host, _proof, _roce
 
 from gb10_node.config import RankConfig
 
@@ -28,7 +27,6 @@ PROCESSES = 16
 """Processes whose stacks are taken: a rank has a few, its compilers may be many."""
 STACKS_S, ENGINE_S = 60.0, 20.0
 """Time for all stacks, and for one command of the engine."""
-SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL")
 HIDDEN = "(hidden)"
 
 
@@ -75,7 +73,7 @@ def collect(config: RankConfig, what: Evidence) -> Path:
 
 def _hider(config: RankConfig) -> Callable[[str], str]:
     """Takes every secret out of a text, wherever it stands in it."""
-    secrets = [value for name, value in config.container.environment.items() if SECRET.search(name)]
+    secrets = [value for name, value in config.container.environment.items() if _proof.is_secret(name)]
     found = [value for value in (*secrets, config.api_key or "") if len(value) > 3]
 
     def hide(text: str) -> str:
@@ -119,18 +117,18 @@ def _plan(config: RankConfig) -> str:
 
 def _environment(path: Path) -> str:
     """What the container was given, secrets by their names alone."""
-    pairs = (line.partition("=") for line in path.read_text(encoding="utf-8").splitlines())
-    return "".join(f"{name}={HIDDEN if SECRET.search(name) else value}\n" for name, dummy, value in pairs)
+    given = _proof.given(path.read_text(encoding="utf-8"))
+    return "".join(f"{name}={HIDDEN if _proof.is_secret(name) else value}\n" for name, value in given.items())
 
 
 def _stacks(config: RankConfig) -> str:
     """Of each process of the container its state, where it waits in the kernel, and its Python stacks where the image has py-spy."""
     name, procfs = config.container.name, config.procfs
-    root = _host.run([config.engine, "inspect", "--format", "{{.State.Pid}}", name], ENGINE_S).out.strip()
-    if not root.isdigit() or root == "0":
+    root = _proof.container(_host.run(_proof.container_argv(config.engine, name), ENGINE_S).out)[0]
+    if not root:
         return "no container runs\n"
     deadline, blocks = time.monotonic() + STACKS_S, []
-    for pid in _host.descendants(int(root), procfs)[:PROCESSES]:
+    for pid in _host.descendants(root, procfs)[:PROCESSES]:
         status = dict(line.partition(":")[::2] for line in (_host.read(f"{procfs}/{pid}/status") or "").splitlines())
         inner = (status.get("NSpid") or "").split()
         blocks.append(f"== pid {pid} ({status.get('Name', '?').strip()}), state {status.get('State', '?').strip()}")
