@@ -135,7 +135,8 @@ def parts(weights: Mapping[str, int], config: Mapping[str, Any], launch: Launch)
     channels = int(variables.get("NCCL_MAX_NCHANNELS", NCCL_CHANNELS))
     lines["NCCL buffers"] = int(NCCL_BUFFERS * channels * int(variables.get("NCCL_BUFFSIZE", NCCL_BUFFSIZE)))
     if Model(config).text.get("index_source_layer_ids"):
-        factor = int(variables.get("DSV41_INDEXER_PREFILL_FACTOR") or min(INDEXER_FACTOR, launch.sequences))
+        given = variables.get("GB10_INDEXER_FACTOR") or variables.get("DSV41_INDEXER_PREFILL_FACTOR")
+        factor = int(given or min(INDEXER_FACTOR, launch.sequences))
         lines["indexer workspace"] = launch.context * factor * INDEXER_ENTRY
     lines["context, graphs, workspaces"] = ENGINE
     lines["processes"] = PROCESSES

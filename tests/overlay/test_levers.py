@@ -35,7 +35,7 @@ def test_all_on(checkpoint: Any) -> None:
     folder, _tensors = checkpoint("native")
     on = {
         "GB10_VIRTUAL_TP": "3", "GB10_ENGRAM_DIR": str(folder), "GB10_ENGRAM_THREADS": "3", "GB10_ENGRAM_CACHE_MIB": "1",
-        "GB10_MEMORY_LOG": "1", "GB10_DROP_PAGE_CACHE": "1",
+        "GB10_MEMORY_LOG": "1", "GB10_DROP_PAGE_CACHE": "1", "GB10_INDEXER_FACTOR": "1",
     }  # fmt: skip
     everything = {lever.name for lever in levers.LEVERS} - LATER
     for lines in engine.run(3, _said, folder, **on):
@@ -46,3 +46,21 @@ def test_all_off(checkpoint: Any) -> None:
     folder, _tensors = checkpoint("native")
     (lines,) = engine.run(1, _said, folder, GB10_MEMORY_LOG="0", GB10_DROP_PAGE_CACHE="0")
     assert proven(lines) == set() and lines == []
+
+
+def _buffers(rank: int, count: int, port: int, config: Any) -> tuple[int, list[tuple[int, int]]]:
+    from vllm.models.deepseek_v41.attention import DeepseekV4Indexer
+    from vllm.v1.attention.backends.mla import indexer
+
+    with engine.Rank(rank, count, port, config) as one:
+        layers = [layer for layer in one.build().modules() if isinstance(layer, DeepseekV4Indexer)]
+        return indexer.get_max_prefill_buffer_size(config), [(layer.compress_ratio, layer.max_total_seq_len) for layer in layers]
+
+
+def test_the_indexers_layer_and_the_splitting_of_steps_agree_on_a_smaller_buffer(checkpoint: Any) -> None:
+    folder, _tensors = checkpoint("native")
+    sizes = {}
+    for factor in ("0", "1", "3"):
+        ((sizes[factor], layers),) = engine.run(1, _buffers, folder, GB10_INDEXER_FACTOR=factor)
+        assert layers and all(total == sizes[factor] // ratio for ratio, total in layers)
+    assert sizes["3"] == 3 * sizes["1"] and sizes["0"] == 40 * sizes["1"]

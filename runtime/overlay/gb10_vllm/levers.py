@@ -88,5 +88,12 @@ PREFILL_RELEASE = Lever(
     "below so many MiB of MemAvailable the allocator gives back what it keeps, between the chunks of a prefill",
     r"allocator release below \d+ MiB between prefill chunks",
 )
+INDEXER_FACTOR = Lever(
+    "indexer buffer",
+    "GB10_INDEXER_FACTOR",
+    "0",
+    "how many times the context the indexer's buffer for a prefill's keys holds, 1 for the smallest; vLLM takes 16 to 40",
+    r"indexer buffer of [1-9]\d* times the context",
+)
 
-LEVERS = (VIRTUAL_HEADS, ENGRAM_DISK, ENGRAM_THREADS, ENGRAM_CACHE, MEMORY_LOG, DROP_CACHE, PREFILL_RELEASE)
+LEVERS = (VIRTUAL_HEADS, ENGRAM_DISK, ENGRAM_THREADS, ENGRAM_CACHE, MEMORY_LOG, DROP_CACHE, PREFILL_RELEASE, INDEXER_FACTOR)

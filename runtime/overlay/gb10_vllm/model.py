@@ -18,7 +18,7 @@ from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.models.deepseek_v41 import DeepseekV41ForCausalLM, DSparkDeepseekV4ForCausalLM
 from vllm.models.deepseek_v41.attention import DeepseekV4Attention
 
-from gb10_vllm import layers, memory
+from gb10_vllm import indexer, layers, memory
 from gb10_vllm.config import FROM, GROUPS, HEADS
 from gb10_vllm.engram import embedding
 from gb10_vllm.errors import OverlayError
@@ -84,6 +84,7 @@ class Gb10DeepseekV41ForCausalLM(DeepseekV41ForCausalLM):
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         layers.install()
         embedding.install()
+        indexer.install()
         with memory.phase("build"):
             super().__init__(vllm_config=vllm_config, prefix=prefix)
         self._gb10_config = vllm_config
@@ -115,6 +116,7 @@ class Gb10DSparkDeepseekV4ForCausalLM(DSparkDeepseekV4ForCausalLM):
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         layers.install()
+        indexer.install()
         if vllm_config.parallel_config.enable_expert_parallel and self._uneven(vllm_config):
             raise OverlayError("the drafter's experts do not divide by the ranks: leave expert parallelism off")
         super().__init__(vllm_config=vllm_config, prefix=prefix)

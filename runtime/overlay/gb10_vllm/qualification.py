@@ -69,6 +69,8 @@ SYMBOLS = (
     "models.deepseek_v41.nvidia.vl_model:DeepseekV41ForCausalLM.__init__",
     "models.deepseek_v41.nvidia.vl_model:DeepseekV41ForCausalLM.load_weights",
     "models.deepseek_v41.quant_config:DeepseekV4FP8Config",
+    "v1.attention.backends.mla.indexer:DeepseekV32IndexerMetadataBuilder.__init__",
+    "v1.attention.backends.mla.indexer:get_max_prefill_buffer_size",
 )
 """What is subclassed, rebound, wrapped or relied on: module:qualified name."""
 

@@ -227,6 +227,8 @@ def test_the_indexers_workspace_is_the_published_one(config_b: dict[str, Any]) -
     assert _memory.parts({}, shapes.CONFIG, launch)["indexer workspace"] == 600_000 * 132
     stock = Launch(**{**vars(launch), "variables": {}, "sequences": 256})
     assert _memory.parts({}, shapes.CONFIG, stock)["indexer workspace"] == 600_000 * 132 * 40
+    ours = Launch(**{**vars(launch), "variables": {"GB10_INDEXER_FACTOR": "2"}})
+    assert _memory.parts({}, shapes.CONFIG, ours)["indexer workspace"] == 600_000 * 132 * 2
     assert "indexer workspace" not in _memory.parts({}, {}, launch)
 
 
