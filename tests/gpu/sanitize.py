@@ -12,7 +12,7 @@ from gb10_exl3.format import CODEBOOKS
 
 def main() -> None:
     """Runs the self-check's parts and the row counts that have kernels of their own."""
-    for rows, bits in ((1, 3), (6, 2), (12, 4), (24, 5), (50, 2.5)):
+    for rows, bits in ((1, 3), (2, 3.5), (6, 2), (12, 4), (24, 5), (50, 2.5)):
         assert selfcheck.linear_error(rows, bits, 640, 256) <= 2 * selfcheck.HALF_BOUND
     # Into the original basis by itself: the product of many rows is a library's, whose stores initcheck does not see.
     layer = selfcheck.random_layer(np.random.default_rng(0), 256, 384, 6)

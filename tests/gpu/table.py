@@ -1,18 +1,22 @@
 # Copyright: gb10.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Puts the tables of kernels/README.md in the place of those there: python -m tests.gpu.table
+"""Puts the tables of kernels/README.md in the place of those there: python -m tests.gpu.table [FOLDER]
 
-They are made from kernels/results/h200.json and from nothing else.
+They are made from kernels/results/h200.json and from nothing else. With FOLDER, where tests/gpu/run.sh has left what it found
+on an H200, that file is made first: the times and what became of the checks.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
+RESULTS = KERNELS / "results/h200.json"
 BEGIN, END = "<!-- made by tests/gpu/table.py -->\n", "<!-- end -->\n"
 
 
@@ -53,10 +57,49 @@ def with_tables(text: str, results: dict[str, Any]) -> str:
     return before + BEGIN + tables(results) + END + rest.split(END)[1]
 
 
+# What each of run.sh's steps says last if it found nothing wrong.
+CLEAN = {
+    "checks": r"^(\d+ passed) in .*\Z",
+    **dict.fromkeys(("memcheck", "initcheck", "synccheck"), r"ERROR SUMMARY: (0 errors)\Z"),
+    "racecheck": r"RACECHECK SUMMARY: (0 hazards) displayed",
+}
+
+
+def published(folder: Path) -> dict[str, Any]:
+    """The results of a whole run. ValueError if a step failed or is not there."""
+    said = {}
+    for step, pattern in CLEAN.items():
+        file = folder / f"{step}.txt"
+        found = re.search(pattern, file.read_text().rstrip(), re.MULTILINE) if file.is_file() else None
+        if found is None:
+            raise ValueError(f"{file}: {step} has not run or found something wrong; run tests/gpu/run.sh whole and see what it says")
+        said[step] = found[1]
+    selfcheck = json.loads((folder / "selfcheck.txt").read_text().splitlines()[-1])["checks"]
+    if failed := [name for name, check in selfcheck.items() if not check["passed"]]:
+        raise ValueError(f"{folder}/selfcheck.txt: {', '.join(failed)} failed; see there")
+    checks = {"pytest": said.pop("checks"), "selfcheck": f"{len(selfcheck)} passed", "sanitizer": said}
+    results: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    return {**{key: value for key, value in results.items() if key not in {"linear", "moe"}}, "checks": checks} | {
+        key: results[key] for key in ("linear", "moe")
+    }
+
+
+def lines(results: dict[str, Any]) -> str:
+    """JSON with a line for each entry and for each row of times."""
+
+    def value(entry: Any) -> str:
+        rows = entry if isinstance(entry, list) else []
+        return "[\n" + ",\n".join(f"  {json.dumps(row)}" for row in rows) + "\n ]" if rows else json.dumps(entry)
+
+    return "{\n" + ",\n".join(f" {json.dumps(key)}: {value(entry)}" for key, entry in results.items()) + "\n}\n"
+
+
 def main() -> None:
-    """Writes kernels/README.md."""
+    """Writes kernels/README.md, and h200.json before that if there is a folder."""
+    if len(sys.argv) > 1:
+        RESULTS.write_text(lines(published(Path(sys.argv[1]))))
     readme = KERNELS / "README.md"
-    readme.write_text(with_tables(readme.read_text(), json.loads((KERNELS / "results/h200.json").read_text())))
+    readme.write_text(with_tables(readme.read_text(), json.loads(RESULTS.read_text())))
 
 
 if __name__ == "__main__":

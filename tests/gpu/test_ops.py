@@ -183,6 +183,13 @@ def test_the_same_call_gives_the_same_bits(k: int, n: int, m: int) -> None:
     assert (outs.view(torch.int16) == first.view(torch.int16)).all()
 
 
+@pytest.mark.parametrize("m", [1, 2, 6, 12])
+def test_more_inputs_than_shared_memory_holds_at_once(m: int) -> None:
+    """Strips for every multiprocessor, so that few blocks share the inputs: each rotates its own in pieces."""
+    matrix, x = Matrix.random(8960, 16896, 3), normal(m, 8960)
+    assert_close(linear(x, matrix), x.double() @ matrix.dense())
+
+
 @pytest.mark.parametrize("tokens", [1, 7, 60, 300])
 def test_the_same_experts_give_the_same_bits(tokens: int) -> None:
     layer, x, weights = Moe(24, 512, 384), normal(tokens, 512), torch.rand(tokens, 6, device="cuda")

@@ -44,7 +44,7 @@ class LinearArgs(ctypes.Structure):
     _fields_ = [
         *[(name, _PTR) for name in ("x", "y", "bias")],
         *[(name, _LONG) for name in ("x_stride", "y_stride")],
-        *[(name, _INT) for name in ("m", "k", "bf16", "shards", "crowded")],
+        *[(name, _INT) for name in ("m", "k", "bf16", "shards")],
         ("shard", Shard * MAX_SHARDS),
     ]
 
@@ -184,8 +184,9 @@ def build(output: Path, architectures: tuple[str, ...] = ARCHITECTURES, nvcc: st
     targets = [f"-gencode=arch=compute_{arch[3:]},code={arch}" for arch in architectures]
 
     def compiled(source: Path, target: Path) -> str:
-        # Kernels of a file and targets are compiled beside each other, as far as there are processors.
-        command = [nvcc, "-O3", "-std=c++17", "--threads=0", "--split-compile=0", *targets, "-Xptxas", "-v", "-Xcompiler", "-fPIC"]
+        # Files and targets are compiled beside each other, but not the kernels of a file (--split-compile): registers and spills
+        # would depend on the machine that builds.
+        command = [nvcc, "-O3", "-std=c++17", "--threads=0", *targets, "-Xptxas", "-v", "-Xcompiler", "-fPIC"]
         done = subprocess.run([*command, "-c", str(source), "-o", str(target)], check=False, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{source.name}: nvcc failed\n{done.stderr}")

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from gb10_exl3.format import RATES
 from tests.gpu import table
 
 RESOURCES: dict[str, Any] = json.loads((table.KERNELS / "results/resources.json").read_text())
-RESULTS: dict[str, Any] = json.loads((table.KERNELS / "results/h200.json").read_text())
+RESULTS: dict[str, Any] = json.loads(table.RESULTS.read_text())
 KERNELS = [(arch, name) for arch, kernels in RESOURCES["kernels"].items() for name in kernels]
 
 
@@ -22,9 +23,6 @@ def test_reports_are_of_these_sources() -> None:
     assert RESOURCES["sources_sha256"] == native.digest()
     assert RESULTS["sources_sha256"] == native.digest()
     assert set(RESOURCES["kernels"]) == set(native.ARCHITECTURES)
-    # Times of earlier sources must say so, here and to the reader.
-    if RESULTS["timed_sources_sha256"] != native.digest():
-        assert RESULTS["timed_before"] in " ".join((table.KERNELS / "README.md").read_text().split())
 
 
 @pytest.mark.parametrize(("arch", "name"), KERNELS)
@@ -46,6 +44,48 @@ def test_a_tile_takes_so_many_instructions(arch: str) -> None:
 def test_the_readmes_tables_are_the_results() -> None:
     text = (table.KERNELS / "README.md").read_text()
     assert table.with_tables(text, RESULTS) == text
+
+
+def test_the_results_are_as_they_are_written() -> None:
+    assert table.lines(RESULTS) == table.RESULTS.read_text()
+
+
+def _run(folder: Path, **changed: str) -> Path:
+    """What a run leaves, made up."""
+    said = {
+        "checks": "...\n3 passed in 1.00s\n",
+        **dict.fromkeys(("memcheck", "initcheck", "synccheck"), "========= ERROR SUMMARY: 0 errors\n"),
+        "racecheck": "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n",
+        "selfcheck": 'ok     decode\n{"device": "made up", "checks": {"decode": {"passed": true}}}\n',
+    } | changed
+    for step, text in said.items():
+        (folder / f"{step}.txt").write_text(text)
+    (folder / "results.json").write_text('{"card": "made up", "linear": [{"k": 1}, {"k": 2}], "moe": []}')
+    return folder
+
+
+def test_a_whole_run_is_published(tmp_path: Path) -> None:
+    found = table.published(_run(tmp_path))
+    assert found["checks"]["pytest"] == "3 passed"
+    assert found["checks"]["selfcheck"] == "1 passed"
+    assert set(found["checks"]["sanitizer"].values()) == {"0 errors", "0 hazards"}
+    assert json.loads(table.lines(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        ("checks", "1 failed, 2 passed in 1.00s\n"),
+        ("checks", "2 passed, 1 error in 1.00s\n"),
+        ("memcheck", "========= ERROR SUMMARY: 10 errors\n"),
+        ("racecheck", "========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)\n"),
+        ("initcheck", ""),
+        ("selfcheck", '{"checks": {"decode": {"passed": false}}}'),
+    ],
+)
+def test_a_run_with_a_failure_is_not(tmp_path: Path, step: str, text: str) -> None:
+    with pytest.raises(ValueError, match=step):
+        table.published(_run(tmp_path, **{step: text}))
 
 
 def test_no_time_is_below_its_limit() -> None:

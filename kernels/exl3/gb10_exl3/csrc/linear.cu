@@ -18,18 +18,15 @@ struct LinearArgs {
     void* y;
     const half* bias;  // or null
     long x_stride, y_stride;
-    int m, k, bf16, shards, crowded;
+    int m, k, bf16, shards;
     Shard shard[kShards];
 };
 
-// Blocks per multiprocessor as registers allow: the accumulators of 64 rows alone take 32.
-template <int MT> __global__ void __launch_bounds__(kThreads, MT <= 16 ? 3 : 2) linear_kernel(const __grid_constant__ LinearArgs args) {
+template <int MT> __global__ void __launch_bounds__(kThreads, kResident<MT>) linear_kernel(const __grid_constant__ LinearArgs args) {
     extern __shared__ __align__(128) uint8_t shared[];
     cg::cluster_group cluster = cg::this_cluster();
     cluster.barrier_arrive();
-    // The next kernel may begin to load. Where this one leaves multiprocessors free that waits for the end: its blocks would
-    // crowd there.
-    if (args.crowded) cudaTriggerProgrammaticLaunchCompletion();
+    cudaTriggerProgrammaticLaunchCompletion();  // the next kernel may begin to load where there is room
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, ranks = cluster.num_blocks(), rank = cluster.block_rank();
     const int strip = blockIdx.y, row0 = blockIdx.z * MT, rows = min(MT, args.m - row0);
     int s = 0;
@@ -43,46 +40,42 @@ template <int MT> __global__ void __launch_bounds__(kThreads, MT <= 16 ? 3 : 2) 
     prefetch_halves(shard.suh + first * kStrip, (last - first) * kStrip);
     prefetch_halves(shard.svh + local * kStrip, kStrip);
 
+    const int pitch = pitch_of<MT>(true, rows);
     float acc[MT / 8][4] = {};
     auto started = [] { cudaGridDependencySynchronize(); };
     auto rotate = [&](int block, int count) {
         const uint16_t* x = static_cast<const uint16_t*>(args.x) + row0 * args.x_stride + block * kStrip;
-        rotate_rows<MT>(xs, shard.suh + block * kStrip, args.bf16, true, rows, count, warp, lane, [&](int row) { return x + row * args.x_stride; });
+        rotate_rows<MT>(xs, shard.suh + block * kStrip, args.bf16, pitch, rows, count, warp, lane, [&](int row) { return x + row * args.x_stride; });
     };
     dispatch(shard.k2, shard.codebook, [&](auto rate, auto codebook) {
         constexpr int K2 = decltype(rate)::value, CB = decltype(codebook)::value;
-        const Weights w = {shard.trellis + 8L * local * Rate<K2>::bytes, 8L * shard.strips * Rate<K2>::bytes};
-        multiply<K2, CB, MT>(acc, w, first, last, rows, warp, shared + warp * kRingBytes, xs, lane, started, rotate);
+        const Weights w = {shard.trellis + 8L * local * Rate<K2>::bytes, 8 * shard.strips * Rate<K2>::bytes};
+        multiply<K2, CB, MT>(acc, w, first, last, rows, pitch, warp, shared + warp * kRingBytes, xs, lane, started, rotate);
     });
-    cudaTriggerProgrammaticLaunchCompletion();
+    // What the end needs is asked for before the others are waited for.
+    const long out = strip * kStrip + 4 * lane;
+    const uint2 svh = raw4(shard.svh, local * kStrip + 4 * lane), bias = args.bias ? raw4(args.bias, out) : make_uint2(0, 0);
     cluster.barrier_wait();
     send<MT>(cluster, acc, inbox, rows, warp, lane);
     cluster.sync();
     // The rows are dealt to the blocks of the cluster, so that many rows are added by many.
     for (int row = rank + ranks * warp; row < rows; row += ranks * kWarps) {
-        float v[4] = {}, scale[4];
+        float v[4] = {}, scale[4], offset[4];
         receive(inbox, row, 0, ranks, 1, lane, v);
         hadamard(v, lane);
-        unpack4(raw4(shard.svh, local * kStrip + 4 * lane), false, scale);
+        unpack4(svh, false, scale);
+        unpack4(bias, false, offset);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) v[e] *= scale[e];
-        const long out = strip * kStrip + 4 * lane;
-        if (args.bias) {
-            unpack4(raw4(args.bias, out), false, scale);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) v[e] += scale[e];
-        }
+        for (int e = 0; e < 4; ++e) v[e] = v[e] * scale[e] + offset[e];
         store4(args.y, (row0 + row) * args.y_stride + out, args.bf16, v);
     }
 }
 
-template <int MT> cudaError_t run(LinearArgs args, int strips, cudaStream_t stream) {
+template <int MT> cudaError_t run(const LinearArgs& args, int strips, cudaStream_t stream) {
     const int slabs = (args.m + MT - 1) / MT;
-    int cluster, count;
-    cudaError_t error = cluster_size(strips * slabs, args.k / kStrip, 8, cluster);
-    if (error == cudaSuccess) error = attribute(cudaDevAttrMultiProcessorCount, count);
+    int cluster;
+    const cudaError_t error = cluster_size(strips * slabs, args.k / kStrip, Shared<MT>::bytes, 8, cluster);
     if (error != cudaSuccess) return error;
-    args.crowded = static_cast<long>(cluster) * strips * slabs > count;
     return launch(linear_kernel<MT>, dim3(cluster, strips, slabs), Shared<MT>::bytes, cluster, stream, args);
 }
 

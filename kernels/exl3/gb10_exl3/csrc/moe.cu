@@ -132,10 +132,8 @@ template <int MT> __device__ bool locate(const MoeArgs& args, int number, Slot<M
 }
 
 __device__ __forceinline__ Weights strip_of(const Experts& m, int expert, int strip, int k, int n, int tile_bytes) {
-    return {m.trellis + (static_cast<long>(expert) * (k / 16) * (n / 16) + 8 * strip) * tile_bytes, static_cast<long>(n / 16) * tile_bytes};
+    return {m.trellis + (static_cast<long>(expert) * (k / 16) * (n / 16) + 8 * strip) * tile_bytes, n / 16 * tile_bytes};
 }
-
-template <int MT> constexpr int kResident = MT == 8 ? 3 : 2;  // blocks of a multiprocessor
 
 // Even blocks of the cluster multiply gate, odd ones up: both halves of a row's activation meet in one block.
 template <int MT> __global__ void __launch_bounds__(kThreads, kResident<MT>) gate_up_kernel(const __grid_constant__ MoeArgs args) {
@@ -156,17 +154,21 @@ template <int MT> __global__ void __launch_bounds__(kThreads, kResident<MT>) gat
     const long outputs = static_cast<long>(slot.expert) * args.inter + strip * kStrip;
     for (const half* vector : {args.gate.svh, args.up.svh, args.down.suh}) prefetch_halves(vector + outputs, kStrip);
 
+    const int pitch = pitch_of<MT>(args.tokens * args.top <= kPairs, slot.rows);
     float acc[MT / 8][4] = {};
     auto rotate = [&](int block, int count) {
         const uint16_t* x = static_cast<const uint16_t*>(args.x) + block * kStrip;
-        rotate_rows<MT>(xs, suh + block * kStrip, args.bf16, args.tokens * args.top <= kPairs, slot.rows, count, warp, lane,
+        rotate_rows<MT>(xs, suh + block * kStrip, args.bf16, pitch, slot.rows, count, warp, lane,
                         [&](int row) { return x + slot.pair[row] / args.top * args.x_stride; });
     };
     dispatch(matrix.k2, matrix.codebook, [&](auto rate, auto codebook) {
         constexpr int K2 = decltype(rate)::value, CB = decltype(codebook)::value;
         multiply<K2, CB, MT>(acc, strip_of(matrix, slot.expert, strip, args.hidden, args.inter, Rate<K2>::bytes), first, last, slot.rows,
-                             warp, shared + warp * kRingBytes, xs, lane, [] {}, rotate);
+                             pitch, warp, shared + warp * kRingBytes, xs, lane, [] {}, rotate);
     });
+    // What the end needs is asked for before the others are waited for.
+    const uint2 gate_svh = raw4(args.gate.svh, outputs + 4 * lane), up_svh = raw4(args.up.svh, outputs + 4 * lane);
+    const uint2 down_suh = raw4(args.down.suh, outputs + 4 * lane);
     cluster.barrier_wait();
     send<MT>(cluster, acc, inbox, slot.rows, warp, lane);
     cluster.sync();
@@ -176,13 +178,13 @@ template <int MT> __global__ void __launch_bounds__(kThreads, kResident<MT>) gat
         receive(inbox, row, 1, ranks, 2, lane, u);
         hadamard(g, lane);
         hadamard(u, lane);
-        unpack4(raw4(args.gate.svh, outputs + 4 * lane), false, scale);
+        unpack4(gate_svh, false, scale);
 #pragma unroll
         for (int e = 0; e < 4; ++e) g[e] *= scale[e];
-        unpack4(raw4(args.up.svh, outputs + 4 * lane), false, scale);
+        unpack4(up_svh, false, scale);
 #pragma unroll
         for (int e = 0; e < 4; ++e) u[e] *= scale[e];
-        unpack4(raw4(args.down.suh, outputs + 4 * lane), false, scale);
+        unpack4(down_suh, false, scale);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             if (args.limit > 0) g[e] = fminf(g[e], args.limit), u[e] = fminf(fmaxf(u[e], -args.limit), args.limit);
@@ -208,17 +210,19 @@ template <int MT> __global__ void __launch_bounds__(kThreads, kResident<MT>) dow
     const half* svh = args.down.svh + static_cast<long>(slot.expert) * args.hidden + strip * kStrip;
     prefetch_halves(svh, kStrip);
 
+    const int pitch = pitch_of<MT>(args.tokens * args.top <= kPairs, slot.rows);
     float acc[MT / 8][4] = {};
     auto copy = [&](int block, int count) {
         const uint16_t* x = reinterpret_cast<const uint16_t*>(args.activated) + block * kStrip;
-        rotate_rows<MT>(xs, nullptr, false, false, slot.rows, count, warp, lane,
+        rotate_rows<MT>(xs, nullptr, false, pitch, slot.rows, count, warp, lane,
                         [&](int row) { return x + static_cast<long>(slot.pair[row]) * args.inter; });
     };
     dispatch(args.down.k2, args.down.codebook, [&](auto rate, auto codebook) {
         constexpr int K2 = decltype(rate)::value, CB = decltype(codebook)::value;
         multiply<K2, CB, MT>(acc, strip_of(args.down, slot.expert, strip, args.inter, args.hidden, Rate<K2>::bytes), first, last, slot.rows,
-                             warp, shared + warp * kRingBytes, xs, lane, [] { cudaGridDependencySynchronize(); }, copy);
+                             pitch, warp, shared + warp * kRingBytes, xs, lane, [] { cudaGridDependencySynchronize(); }, copy);
     });
+    const uint2 own_svh = raw4(svh, 4 * lane);
     cluster.barrier_wait();
     send<MT>(cluster, acc, inbox, slot.rows, warp, lane);
     cluster.sync();
@@ -226,7 +230,7 @@ template <int MT> __global__ void __launch_bounds__(kThreads, kResident<MT>) dow
         float v[4] = {}, scale[4];
         receive(inbox, row, 0, ranks, 1, lane, v);
         hadamard(v, lane);
-        unpack4(raw4(svh, 4 * lane), false, scale);
+        unpack4(own_svh, false, scale);
         *reinterpret_cast<float4*>(args.down_rows + static_cast<long>(slot.pair[row]) * args.hidden + strip * kStrip + 4 * lane) =
             make_float4(v[0] * scale[0], v[1] * scale[1], v[2] * scale[2], v[3] * scale[3]);
     }
@@ -251,8 +255,8 @@ template <int MT> cudaError_t run(const MoeArgs& args, cudaStream_t stream) {
     const int pairs = args.tokens * args.top, slots = min(pairs, args.experts + pairs / MT);
     const int inner = args.inter / kStrip, outer = args.hidden / kStrip;
     int halves, size;  // blocks that share the inputs
-    cudaError_t error = cluster_size(2 * slots * inner, outer, 4, halves);
-    if (error == cudaSuccess) error = cluster_size(slots * outer, inner, 8, size);
+    cudaError_t error = cluster_size(2 * slots * inner, outer, Shared<MT>::bytes, 4, halves);
+    if (error == cudaSuccess) error = cluster_size(slots * outer, inner, Shared<MT>::bytes, 8, size);
     if (error == cudaSuccess && pairs > kPairs) {
         route_kernel<<<1, kSortThreads, 0, stream>>>(args, MT);
         error = cudaGetLastError();

@@ -19,6 +19,12 @@ constexpr int kStrip = 128;       // outputs of a strip and inputs of a block of
 constexpr int kRowHalves = 144;   // a row of 128 rotated halves and 16 of padding: fragment reads meet no bank twice
 constexpr int kSumRow = 132;      // a row of 128 sums, padded for the same reason
 constexpr int kRingBytes = 4096;  // of one warp: two stages of eight tiles at 8 bits, five at 3
+// Blocks of a multiprocessor that registers must allow for: as many as shared memory does, of which GB10 has for one.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+template <int MT> constexpr int kResident = 1;
+#else
+template <int MT> constexpr int kResident = MT <= 16 ? 3 : 2;
+#endif
 
 // Two values as halves or as bfloat16.
 __device__ __forceinline__ uint32_t pack2(float x, float y, bool bf16) {
@@ -30,9 +36,7 @@ __device__ __forceinline__ void store4(void* p, long i, bool bf16, const float v
     *reinterpret_cast<uint2*>(static_cast<uint16_t*>(p) + i) = make_uint2(pack2(v[0], v[1], bf16), pack2(v[2], v[3], bf16));
 }
 // Four consecutive 16-bit values, raw: loaded early, converted where they are used.
-__device__ __forceinline__ uint2 raw4(const void* p, long i) {
-    return __ldg(reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(p) + i));
-}
+__device__ __forceinline__ uint2 raw4(const half* p, long i) { return __ldg(reinterpret_cast<const uint2*>(p + i)); }
 __device__ __forceinline__ void unpack4(uint2 r, bool bf16, float v[4]) {
     const uint32_t w[2] = {r.x, r.y};
 #pragma unroll
@@ -101,37 +105,63 @@ __device__ __forceinline__ uint32_t scaled(uint32_t x, uint32_t scale, bool bf16
     return bits(__floats2half2_rn(__uint_as_float(x << 16) * s.x, __uint_as_float(x & 0xffff0000u) * s.y));
 }
 
-// Fills xs with `rows` rows of `count` blocks of 128 inputs, MT rows apart: multiplied by scale and transformed, or as they are
-// if scale is null. row(i) is the first value of row i's first block. In a step of sixteen, pairs lie in the order
-// 0 4 1 5 2 6 3 7, in which a lane finds its part of a B operand in one piece. One or two rows are transformed by shuffles;
-// of more, a warp takes eight rows of a block at a time (what is beyond the last one is of no use and does no harm): tensor
-// cores do four bits of the transform, the other three (2, 5, 6) are between a lane's own registers. The two ways round
-// differently: `few` allows the first where the same rows always come together.
+// Rows of a block of 128 inputs in shared memory: one or two if there are no more, which shuffles transform, else MT. The two ways
+// round differently: `few` allows the first where the same rows always come together.
+template <int MT> __device__ __forceinline__ int pitch_of(bool few, int rows) { return MT == 8 && few && rows <= 2 ? rows : MT; }
+
+// Fills xs with `rows` rows of `count` blocks of 128 inputs, `pitch` rows apart: multiplied by scale and transformed, or as they
+// are if scale is null. row(i) is the first value of row i's first block; the kernel before may have written it after this one
+// began, so that it is read from the second-level cache. In a step of sixteen, pairs lie in the order 0 4 1 5 2 6 3 7, in which a
+// lane finds its part of a B operand in one piece. One or two rows are transformed by shuffles; of more, a warp takes eight rows
+// of a block at a time (what is beyond the last one is of no use and does no harm): tensor cores do four bits of the transform,
+// the other three (2, 5, 6) are between a lane's own registers.
 template <int MT, class Row>
-__device__ __forceinline__ void rotate_rows(half* xs, const half* scale, bool bf16, bool few, int rows, int count, int warp, int lane, Row&& row) {
-    const bool single = few && rows <= 2;
-    const int groups = single ? rows : (rows + 7) / 8, q = lane & 3;
+__device__ __forceinline__ void rotate_rows(half* xs, const half* scale, bool bf16, int pitch, int rows, int count, int warp, int lane, Row&& row) {
+    const int q = lane & 3;
+    if constexpr (MT == 8)
+        if (pitch < MT) {
+            const int units = rows * count;
+            for (int first = warp; first < units; first += 2 * kWarps) {  // two are on their way at a time
+                uint2 x[2], f[2];
+                int r[2], block[2];
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                    const int unit = first + j * kWarps;
+                    r[j] = unit >= count, block[j] = unit - (r[j] ? count : 0);
+                    if (unit >= units) continue;
+                    x[j] = __ldcg(reinterpret_cast<const uint2*>(row(r[j]) + block[j] * kStrip + 4 * lane));
+                    if (scale) f[j] = raw4(scale, block[j] * kStrip + 4 * lane);
+                }
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                    if (first + j * kWarps >= units) break;
+                    if (scale) {
+                        float v[4], s[4];
+                        unpack4(x[j], bf16, v);
+                        unpack4(f[j], false, s);
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) v[e] *= s[e];
+                        hadamard(v, lane);
+                        x[j] = make_uint2(pack2(v[0], v[1], false), pack2(v[2], v[3], false));
+                    }
+                    uint32_t* step = reinterpret_cast<uint32_t*>(xs + (block[j] * pitch + r[j]) * kRowHalves);
+                    step += 8 * (lane >> 2) + 4 * (lane & 1) + (q >> 1);
+                    step[0] = x[j].x, step[2] = x[j].y;
+                }
+            }
+            return;
+        }
+    const int groups = (rows + 7) / 8;
     for (int unit = warp; unit < groups * count; unit += kWarps) {
         int block = unit, group = 0;
         while (block >= count) block -= count, ++group;
-        if (single) {
-            float v[4], f[4];
-            unpack4(raw4(row(group), block * kStrip + 4 * lane), bf16, v);
-            unpack4(raw4(scale, block * kStrip + 4 * lane), false, f);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) v[e] *= f[e];
-            hadamard(v, lane);
-            uint32_t* step = reinterpret_cast<uint32_t*>(xs + (block * MT + group) * kRowHalves) + 8 * (lane >> 2) + 4 * (lane & 1) + (q >> 1);
-            step[0] = bits(__floats2half2_rn(v[0], v[1])), step[2] = bits(__floats2half2_rn(v[2], v[3]));
-            continue;
-        }
         const int r = 8 * group + (lane >> 2);
         const uint4* x = reinterpret_cast<const uint4*>(row(min(r, rows - 1)) + block * kStrip + 8 * q);
         half* to = xs + (block * MT + r) * kRowHalves;
         if (!scale) {
 #pragma unroll
             for (int p = 0; p < 4; ++p) {
-                const uint4 w = x[4 * p];
+                const uint4 w = __ldcg(x + 4 * p);
                 uint32_t* step = reinterpret_cast<uint32_t*>(to + 16 * (2 * p + (q >> 1))) + (q & 1);
                 step[0] = w.x, step[2] = w.y, step[4] = w.z, step[6] = w.w;
             }
@@ -143,7 +173,7 @@ __device__ __forceinline__ void rotate_rows(half* xs, const half* scale, bool bf
 #pragma unroll
         for (int p = 0; p < 4; ++p) {
             asm volatile("" ::: "memory");  // a quarter of the loads at a time, for want of registers
-            const uint4 w = x[4 * p], f = s[4 * p];
+            const uint4 w = __ldcg(x + 4 * p), f = __ldg(s + 4 * p);
 #pragma unroll
             for (int i = 0; i < 4; ++i) v[2 * p][i] = v[2 * p + 1][i] = 0;
             mma(v[2 * p], signs.a, make_uint2(scaled(w.x, f.x, bf16), scaled(w.y, f.y, bf16)));
@@ -170,19 +200,18 @@ template <int N> __device__ __forceinline__ void wait() { asm volatile("cp.async
 // One matrix as the kernels see it; trellis points at the tile column of the strip's first output.
 struct Weights {
     const uint8_t* trellis;
-    long row_bytes;  // of one row of tiles
+    int row_bytes;  // of one row of tiles
 };
 
-// Blocks of 128 inputs whose rotated rows fit in shared memory at once: for decode the whole share of a block, as a rule.
-template <int MT> constexpr int kChunk = MT <= 16 ? 6 : MT == 32 ? 3 : 1;
-template <int MT> constexpr int kActivationBytes = kChunk<MT> * MT * kRowHalves * 2;
+// Rotated rows of 128 inputs that are in shared memory at once: for decode the whole share of a block, as a rule.
+template <int MT> constexpr int kRotated = MT == 8 || MT == 64 ? 64 : 96;
 
-// acc += the warp's tile column times blocks [first, last) of 128 inputs, for `rows` of MT rows.
+// acc += the warp's tile column times blocks [first, last) of 128 inputs, for `rows` rows.
 //   started()             weights are on their way: now wait for whoever writes the activations
-//   rotate(block, count)  fill xs with the rotated rows of `count` blocks, MT rows each
+//   rotate(block, count)  fill xs with the rotated rows of `count` blocks, `pitch` rows each
 template <int K2, int CB, int MT, class Started, class Rotate>
-__device__ __forceinline__ void multiply(float (&acc)[MT / 8][4], const Weights& w, int first, int last, int rows, int column, uint8_t* ring,
-                                         const half* xs, int lane, Started&& started, Rotate&& rotate) {
+__device__ __forceinline__ void multiply(float (&acc)[MT / 8][4], const Weights& w, int first, int last, int rows, int pitch, int column,
+                                         uint8_t* ring, const half* xs, int lane, Started&& started, Rotate&& rotate) {
     constexpr int tile = Rate<K2>::bytes, stage = 8 * tile, stages = kRingBytes / stage, ahead = stages - 1;
     static_assert(stages >= 2, "one stage is read while another is filled");
     // Four lanes copy the tile of a row, in pieces of 16 bytes.
@@ -202,8 +231,9 @@ __device__ __forceinline__ void multiply(float (&acc)[MT / 8][4], const Weights&
     for (int i = 0; i < ahead; ++i) fetch(first + i < last);
     started();
     const uint8_t* tiles = ring;
-    for (int chunk = first; chunk < last; chunk += kChunk<MT>) {
-        const int end = min(chunk + kChunk<MT>, last);
+    const int most = kRotated<MT> / pitch;
+    for (int chunk = first; chunk < last; chunk += most) {
+        const int end = min(chunk + most, last);
         if (chunk != first) __syncthreads();  // everybody is done with the rows of the chunk before
         rotate(chunk, end - chunk);
         __syncthreads();
@@ -211,8 +241,9 @@ __device__ __forceinline__ void multiply(float (&acc)[MT / 8][4], const Weights&
             wait<ahead - 1>();
             __syncwarp();
             fetch(block + ahead < last);  // into the stage that this warp left in the round before
-            const half* x = xs + ((block - chunk) * MT + (lane >> 2)) * kRowHalves + 4 * (lane & 3);
-#pragma unroll(MT == 8 ? 2 : 4)  // more at once costs registers that the decode kernels do not have
+            // Of fewer rows than eight, the lanes of those that are not there read the last one.
+            const half* x = xs + ((block - chunk) * pitch + min(lane >> 2, pitch - 1)) * kRowHalves + 4 * (lane & 3);
+#pragma unroll(MT <= 16 ? 8 : 4)  // a block at a time is some 7 % faster than two tiles; many rows have no registers for it
             for (int r = 0; r < 8; ++r) {
                 uint32_t a[4];
                 fragment<K2, CB>(reinterpret_cast<const uint32_t*>(tiles + r * tile), lane, a);
@@ -263,7 +294,7 @@ __device__ __forceinline__ void share(int blocks, int parts, int part, int& firs
 
 // Dynamic shared memory: the rings, the rotated rows, the inbox (rows up to a multiple of the largest cluster).
 template <int MT> struct Shared {
-    static constexpr int xs = kWarps * kRingBytes, inbox = xs + kActivationBytes<MT>, bytes = inbox + (MT + 7) * kSumRow * 4;
+    static constexpr int xs = kWarps * kRingBytes, inbox = xs + kRotated<MT> * kRowHalves * 2, bytes = inbox + (MT + 7) * kSumRow * 4;
 };
 
 // Into the second-level cache: what nobody writes may be asked for before the kernel in front has ended.
@@ -296,7 +327,7 @@ template <class Args> cudaError_t launch(void (*kernel)(Args), dim3 grid, int sh
     // One block to a multiprocessor if the device takes all of them so, else two: left alone, they crowd on some. To ask for a
     // half or a third of its memory sees to that.
     const long blocks = static_cast<long>(grid.x) * grid.y * grid.z;
-    for (int most = cluster > 1 && blocks <= 2L * count ? 1 : 3;; ++most) {
+    for (int most = shared && blocks <= 2L * count ? 1 : 3;; ++most) {
         config.dynamicSmemBytes = most < 3 ? std::max(shared, memory / (most + 1)) : shared;
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.dynamicSmemBytes));
         if (error != cudaSuccess) return error;
@@ -307,19 +338,21 @@ template <class Args> cudaError_t launch(void (*kernel)(Args), dim3 grid, int sh
     }
 }
 
-// Blocks of a cluster for `units` strips of `blocks` k blocks, one block of eight warps each: the size, at most `most`, with the
-// least time by a rough model, fitted to timings. A block of 128 inputs takes 7 for each strip that shares a multiprocessor and
-// 10 for one that has it to itself; 13 in clusters of more than two, which do not spread evenly over so few. Sizes that pack
-// badly are left out.
-inline cudaError_t cluster_size(int units, int blocks, int most, int& cluster) {
-    int count;
-    const cudaError_t error = attribute(cudaDevAttrMultiProcessorCount, count);
+// Blocks of a cluster for `units` strips of `blocks` k blocks, one block of eight warps each with so much shared memory: the size,
+// at most `most`, with the least time by a rough model, fitted to timings. A block of 128 inputs takes 14 for each strip that
+// shares a multiprocessor and 17 for one that has it to itself; a strip that has to wait for room takes 40 more to begin. Sizes
+// that do not spread evenly over the multiprocessors are left out.
+inline cudaError_t cluster_size(int units, int blocks, int shared, int most, int& cluster) {
+    int count, memory;
+    cudaError_t error = attribute(cudaDevAttrMultiProcessorCount, count);
+    if (error == cudaSuccess) error = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, memory);
     if (error != cudaSuccess) return error;
+    const long resident = std::clamp(memory / shared, 1, 3);
     long least = 0;
     for (const int size : {1, 2, 4, 5, 8}) {
         if (size > blocks || size > most) break;
         const long load = (static_cast<long>(units) * size + count - 1) / count;
-        const long time = (blocks + size - 1) / size * (load > 1 ? 7 * load : size > 2 ? 13 : 10) + 2 * size;
+        const long time = (blocks + size - 1) / size * (std::min(load, resident) > 1 ? 14 : 17) * load + 40 * std::max(0L, load - resident);
         if (size == 1 || time < least) least = time, cluster = size;
     }
     return cudaSuccess;
