@@ -1,6 +1,6 @@
 # Copyright: gb10.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The fabric gate: what is measured, what it has to reach, what a measurement says, and how long it holds.
+"""The fabric gate: what is measured, what it has to reach, and what a measurement says. How long it holds is `_gate_pass`.
 
 It exists for the member that is slow while every indicator is green: one such member made collectives 6.8 times slower, with TCP fine
 and no counter moving (colonel-otto/3x-dgx-spark-mesh-deepseek-v4-0731-flash).
@@ -19,7 +19,6 @@ from typing import Any
 from . import _nccl_log, _nccl_verdict
 from ._findings import refused
 
-VERSION = 1
 FOLDER = "/var/lib/gb10/gate"
 PORT = 29610
 """The ranks of a measurement meet here on the head's management address; beside the supervisors' port."""
@@ -36,9 +35,6 @@ LONGER_RING = 10.0
 """NVIDIA's mark for a ring, 80 Gb/s. It says that the transport works; no figure of a longer ring with four HCAs is published."""
 OUTLIER = 4.0
 """A pair so many times slower than the fastest is slow wherever its mark lies; those of the sick member were 6.8 times slower."""
-
-CLOCK_SLACK_S = 300
-"""A measurement from the future by less is a matter of two clocks."""
 
 JOIN_S, COLLECTIVE_S = 120, 30
 """Seconds for all containers to start and import PyTorch, and for one collective."""
@@ -312,27 +308,3 @@ def summary(artefact: Mapping[str, Any] | None) -> list[str]:
         else f"{way['name']}: {way['error']}"
         for way in (artefact or {}).get("measurements", [])
     ]
-
-
-def _span(seconds: float) -> str:
-    """A time in its own unit."""
-    for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * unit:
-            return f"{seconds / unit:.1f} {name}"
-    return f"{seconds:.0f} seconds"
-
-
-def stale(artefact: Mapping[str, Any] | None, group: str, wanted_digest: str, now: float, max_age: float) -> str:
-    """Why an artefact is no pass that holds, in one sentence; empty where it is. `now`: seconds since 1970; `max_age`: seconds."""
-    cure = "run the playbook gb10.cluster.gate"
-    if not artefact or artefact.get("version") != VERSION:
-        return f"the fabric of group {group} has not been measured on this head: {cure}"
-    if artefact["digest"] != wanted_digest:
-        return f"the fabric of group {group} was measured with other members, legs, image or NCCL variables: {cure}"
-    age = now - artefact["measured_at"]
-    if not -CLOCK_SLACK_S <= age <= max_age:
-        when = f"{_span(age)} ago, fabric_gate_max_age allows {_span(max_age)}" if age > 0 else "in the future, so a clock is wrong"
-        return f"the fabric of group {group} was measured {when}: {cure}"
-    if artefact["problems"]:
-        return f"the fabric of group {group} did not pass the gate, {artefact['problems'][0]}; then {cure}"
-    return ""

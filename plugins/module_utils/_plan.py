@@ -8,7 +8,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from . import _image, _nccl, _serving
+from . import _gate, _image, _nccl, _serving
 from ._errors import PlanError
 from ._schema import with_defaults
 from ._topology import Fabric, Member, plan_fabric
@@ -106,6 +106,9 @@ def build_plan(members: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
             for member in ranks
         },
     }
+    gate = _gate.digest(plan)
+    for member in plan["members"].values():
+        member["rank_config"]["start"]["gate"] = gate
     cluster["digest"] = digest(plan)
     for member in plan["members"].values():
         member["rank_config"]["digest"] = cluster["digest"]
@@ -239,7 +242,7 @@ def _fabric(fabric: Fabric, nccl: Mapping[str, Any]) -> dict[str, Any]:
 def _rank_config(
     member: Member, ranks: Sequence[Member], fabric: Fabric, settings: Mapping[str, Any], profile: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the rank supervisor of a member reads, but for the digest."""
+    """What the rank supervisor of a member reads, but for what follows from the whole plan: its digest, and what the gate has to have measured."""
     name = settings["cluster_name"]
     nccl = nccl_environment(fabric, member, settings, _overrides(profile))
     devices = list(settings["cluster_devices"])
@@ -282,6 +285,8 @@ def _rank_config(
             ],
             "checkpoint": f"{settings['cluster_storage_root']}/{profile['checkpoint']['directory']}",
             "virtual_heads": profile["checkpoint"].get("preparation", {}).get("virtual_heads", {}),
+            "log_lines": dict(profile["engine"].get("log_lines", {})),
+            "warm_up": list(profile["serving"].get("warm_up", [])),
         },
     }
 

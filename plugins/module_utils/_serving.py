@@ -59,6 +59,9 @@ def check_profile(profile: Mapping[str, Any], members: Sequence[Member]) -> None
         )
     if not {"kv_cache_bytes", "gpu_memory_utilization"} & set(profile["memory"]):
         raise PlanError(f"{where}: memory has neither kv_cache_bytes nor gpu_memory_utilization, so nothing bounds the KV cache: set one")
+    longest = max(profile["serving"].get("warm_up", []), default=0)
+    if longest >= profile["serving"]["max_model_len"]:
+        raise PlanError(f"{where}: serving.warm_up has {longest} tokens, which leave no room for an answer in max_model_len: choose fewer")
     for option in sorted(set(profile["engine"]["arguments"]) & set(OPTION_HOMES)):
         raise PlanError(f"{where}: engine.arguments.{option} is set by {OPTION_HOMES[option]}: remove it")
     for option, reason in sorted(_forbidden(profile).items()):

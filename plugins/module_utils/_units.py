@@ -55,6 +55,7 @@ RestrictAddressFamilies=none
 EXPORTER_DIRECTIVES = """\
 ProtectKernelTunables=yes
 RestrictAddressFamilies=AF_INET
+StateDirectory=gb10/history
 """
 STOP_MARGIN_S = 30
 """Time beyond the container's own stop time in which the rank tells the others and removes the container."""
@@ -104,9 +105,23 @@ def evidence_directory(group: str) -> str:
     return f"/var/lib/gb10/evidence/{group}"
 
 
+def history_file(group: str) -> str:
+    """Where a member's exporter keeps the last day."""
+    return f"/var/lib/gb10/history/{group}.json"
+
+
+def read_history(group: str) -> list[dict[str, Any]]:
+    """The last day in records of five minutes (gb10_node.history says what is in one); empty where there is none."""
+    try:
+        records = json.loads(_host.read(history_file(group)) or "[]")
+    except ValueError:
+        return []
+    return records if isinstance(records, list) else []
+
+
 def memories(group: str) -> list[str]:
     """What the node services remember of a group over boots, but for its evidence, which is a person's to remove."""
-    return [failures_file(group), f"/var/lib/gb10/gids/{group}.json"]
+    return [failures_file(group), f"/var/lib/gb10/gids/{group}.json", f"/var/lib/gb10/ladder/{group}.json", history_file(group)]
 
 
 def unit_files(engine: str, stop_s: float) -> list[ManagedFile]:
@@ -187,21 +202,27 @@ def config_hash(checkpoint: str) -> str:
 
 
 def rank_files(
-    config: Mapping[str, Any], package: bytes, image_id: str, api_key: str | None, config_json: str, sysfs: str
+    config: Mapping[str, Any],
+    package: bytes,
+    image_id: str,
+    api_key: str | None,
+    config_json: str,
+    sysfs: str,
+    gate_max_age_s: float | None,
 ) -> list[ManagedFile]:
     """All files of a rank.
 
     What runs is more than the plan: the image behind its name, the checkpoint's config.json (`config_json`, its hash), the node package and the
     units count too. So rank.json holds them: by its hash a running rank is up to date or not, and by its `digest` the ranks compare themselves
-    before a start. `sysfs`: where the member's RDMA devices are read.
+    before a start. `sysfs`: where the member's RDMA devices are read. `gate_max_age_s`: how old the head's gate may be; None: not asked.
     """
     units = unit_files(config["engine"], config["timeouts"]["stop_s"])
     node = hashlib.sha256(package).hexdigest()
     rank = {
         **config,
         "container": {**config["container"], "image": image_id},
-        "digest": hashlib.sha256(" ".join((config["digest"], image_id, config_json, node)).encode()).hexdigest(),
-        "start": {**config["start"], "config_hash": config_json, "sysfs": sysfs},
+        "digest": _combined(config["digest"], image_id, config_json, node),
+        "start": {**config["start"], "config_hash": config_json, "sysfs": sysfs, "gate_max_age_s": gate_max_age_s},
         # The engine's path in a unit is the member's own business, so this is no part of the digest.
         "files": {"node": node, "units": hashlib.sha256(b"".join(unit.content for unit in units)).hexdigest()},
     }
@@ -211,6 +232,15 @@ def rank_files(
     if api_key is not None:
         files.append(ManagedFile(f"{etc}/api-key", (api_key + "\n").encode(), 0o600, secret=True))
     return files
+
+
+def rank_digest(plan: Mapping[str, Any], image_id: str, config_json: str, rank_json: Mapping[str, Any]) -> str:
+    """The digest that a rank would have with this plan, and with the node services of a rank.json."""
+    return _combined(plan["cluster"]["digest"], image_id, config_json, rank_json["files"]["node"])
+
+
+def _combined(plan_digest: str, image_id: str, config_json: str, node: str) -> str:
+    return hashlib.sha256(" ".join((plan_digest, image_id, config_json, node)).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ short_description: List the checkpoints of a member and remove old ones
 version_added: 0.1.0
 description:
   - Lists the directories below the storage root with their size and who uses them, and removes those that nobody uses, but for the newest.
-  - In use is what O(in_use) names, what a group on this member is configured to mount whether it runs or not, what a process has mounted for itself,
-    as any container has, what NFS exports, and what is a filesystem of its own.
+  - In use is what O(in_use) names, what a group on this member is configured to mount whether it runs or not, what its generation before that mounted
+    (M(gb10.cluster.generation)), what a process has mounted for itself, as any container has, what NFS exports, and what is a filesystem of its own.
   - Removed is only what M(gb10.cluster.checkpoint_verify) has once verified on this member. Other directories are the owner's and are let be.
 author: [gb10.cluster contributors (@gb10-cluster)]
 extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attributes.STATEFUL]
@@ -76,11 +76,12 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import _checkpoint, _host, _reclaim
+from ..module_utils import _checkpoint, _generation, _host, _reclaim
 from ..module_utils._reclaim import Candidate, Mount
 from ..module_utils._survey import STAMPS
 
 GROUPS = Path("/etc/gb10")
+GENERATIONS = Path(_generation.FOLDER)
 EXPORTS = Path("/var/lib/nfs/etab")
 PROC = Path("/proc")
 
@@ -124,6 +125,7 @@ def look(root: Path, in_use: list[str]) -> list[Candidate]:
     """Every directory below the root, with who uses it."""
     own, others = mounts()
     configured = {path.parent.name: _reclaim.directories_of(_host.read(path) or "") for path in GROUPS.glob("*/rank.json")}
+    remembered = _generation.users({path.stem: _host.read(path) for path in GENERATIONS.glob("*.json")})
     exported = {line.split()[0] for line in (_host.read(EXPORTS) or "").splitlines() if line.strip()}
     candidates = []
     for name in _host.names(root):
@@ -131,10 +133,11 @@ def look(root: Path, in_use: list[str]) -> list[Candidate]:
         if name.startswith(".") or not directory.is_dir():
             continue
         path = str(directory)
-        group = _reclaim.user_of(path, configured)
+        group, before = _reclaim.user_of(path, configured), _reclaim.user_of(path, remembered)
         reasons = {
             "it is in the plan": name in in_use,
             f"group {group} is configured with it": bool(group),
+            f"group {before} can be rolled back to it": bool(before),
             "it is a link": directory.is_symlink(),
             "it is a filesystem of its own": directory.is_mount(),
             "NFS exports it": path in exported,

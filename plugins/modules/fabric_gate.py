@@ -121,7 +121,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import _gate, _host, _image, _units
+from ..module_utils import _gate, _gate_pass, _host, _image, _units
 from ..module_utils._engine import Engine
 
 LAST_LINES = 5
@@ -173,7 +173,7 @@ def new_artefact(module: AnsibleModule, output: _gate.Output, image: str, agains
     marks |= {kind: value for kind in ("all", "pair", "leg") if (value := parameters[f"{kind}_gb_per_s"]) is not None}
     head = plan["members"][plan["cluster"]["head"]]["rank_config"]
     return {
-        "version": _gate.VERSION,
+        "version": _gate_pass.VERSION,
         "group": plan["cluster"]["name"],
         "measured_at": round(time.time()),
         "utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -216,7 +216,7 @@ def main() -> None:
     kept = read_artefact(path) if is_head else None
     result: dict[str, Any] = {"changed": False, "verdict": "", "running": running}
     if is_head:
-        result["verdict"] = _gate.stale(kept, group, _gate.digest(plan), time.time(), module.params["max_age"])
+        result["verdict"] = _gate_pass.stale(kept, group, _gate.digest(plan), time.time(), module.params["max_age"])
         result["summary"] = _gate.summary(kept)
     if state == "passed" and result["verdict"] and not running:
         module.fail_json(msg=result["verdict"], **result)

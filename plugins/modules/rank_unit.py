@@ -47,6 +47,11 @@ options:
     description: Where the rank finds the member's RDMA devices before each start.
     type: path
     default: /sys
+  gate_max_age:
+    description:
+      - Seconds for which a measurement of the fabric gate holds. Where none holds at a start, the head's rank starts all the same and says so among
+        the events of its state. Left out, it does not look.
+    type: float
   allow_disruption:
     description: Permit what ends a running group.
     type: bool
@@ -128,7 +133,13 @@ def files_for(module: AnsibleModule) -> FileSet:
         package, config = base64.b64decode(parameters["package"]), parameters["config"]
         config_json = _units.config_hash(config["start"]["checkpoint"])
         wanted = _units.rank_files(
-            config, package, image_id(module, config), api_key_for(parameters), config_json, parameters["sysfs_root"]
+            config,
+            package,
+            image_id(module, config),
+            api_key_for(parameters),
+            config_json,
+            parameters["sysfs_root"],
+            parameters["gate_max_age"],
         )
     return FileSet(f"service-{parameters['group']}", wanted)
 
@@ -143,6 +154,7 @@ def main() -> None:
             "package": {"type": "str"},
             "api_key": {"type": "str", "no_log": True},
             "sysfs_root": {"type": "path", "default": "/sys"},
+            "gate_max_age": {"type": "float"},
             "allow_disruption": {"type": "bool", "default": False},
         },
         required_if=[("state", "started", ("config", "package")), ("state", "restarted", ("config", "package"))],

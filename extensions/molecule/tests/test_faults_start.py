@@ -27,9 +27,9 @@ KILLS = int(os.environ.get("GB10_KILLS", "3"))
 pytestmark = pytest.mark.service
 
 
-def background(name: str) -> subprocess.Popen[str]:
+def background(name: str, *arguments: str) -> subprocess.Popen[str]:
     """A playbook beside this test, in a process group of its own."""
-    command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", INVENTORY, f"playbooks/{name}.yml"]
+    command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", INVENTORY, f"playbooks/{name}.yml", *arguments]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
 
 
@@ -72,7 +72,8 @@ def test_every_member_keeps_evidence_of_that_without_the_key(playbook: Any, host
     key = hosts["t1"].check_output("cat /etc/gb10/lab/api-key")
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or key not in path.read_text(errors="replace"), path
-    assert "MemFree" in (tmp_path / "t2" / max(common) / "meminfo").read_text()
+    folder = tmp_path / "t2" / max(common)
+    assert "MemFree" in (folder / "meminfo").read_text() and "ESTAB" in (folder / "sockets").read_text()
 
 
 def test_too_little_free_memory_is_refused_with_who_has_it(playbook: Any, hosts: dict[str, Host]) -> None:

@@ -9,6 +9,7 @@ figure moves. The token also keeps the GPU out of the slow state that it falls i
 
 from __future__ import annotations
 
+import http.client
 import re
 import urllib.error
 import urllib.request
@@ -35,7 +36,7 @@ def read_figures(port: int) -> tuple[tuple[str, str], ...] | None:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=METRICS_TIMEOUT_S) as answer:
             return figures(answer.read().decode("utf-8", "replace"))
-    except (urllib.error.URLError, OSError):
+    except (urllib.error.URLError, http.client.HTTPException, OSError):  # the second: an engine that ends while it answers
         return None
 
 

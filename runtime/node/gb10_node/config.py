@@ -57,7 +57,10 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Start:
-    """What must hold before a start: MiB of MemFree (0: not asked), the legs' HCAs, the checkpoint and what its config.json must be."""
+    """What must hold before a start: MiB of MemFree (0: not asked), the legs' HCAs, the checkpoint and what its config.json must be, what the gate
+    must have measured within how many seconds (None: not asked). And before the group is announced ready: what each rank has to have logged (name
+    -> regular expression), prompt lengths that are computed once.
+    """
 
     free_mib: int
     legs: tuple[dict[str, str], ...]
@@ -65,6 +68,10 @@ class Start:
     virtual_heads: dict[str, Any]
     config_hash: str
     sysfs: str
+    gate: str
+    gate_max_age_s: float | None
+    log_lines: dict[str, str]
+    warm_up: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -86,12 +93,14 @@ class RankConfig:
     heartbeat_s: float
     recovery: Recovery
     start: Start
+    guard_floor_mib: int
     api_key: str | None
     file_hash: str
     run_dir: Path
     failures: Path
     gids: Path
     evidence: Path
+    measured: Path
     procfs: str
 
     @property
@@ -163,13 +172,19 @@ def load(
                 virtual_heads=dict(raw["start"]["virtual_heads"]),
                 config_hash=raw["start"]["config_hash"],
                 sysfs=raw["start"]["sysfs"],
+                gate=raw["start"]["gate"],
+                gate_max_age_s=raw["start"]["gate_max_age_s"],
+                log_lines=dict(raw["start"]["log_lines"]),
+                warm_up=tuple(raw["start"]["warm_up"]),
             ),
+            guard_floor_mib=raw.get("guard", {}).get("floor_mib", 0),
             api_key=_api_key(etc / group / "api-key") if raw["rank"] == 0 else None,
             file_hash=configuration_hash(text),
             run_dir=run / group,
             failures=var / "recovery" / f"{group}.json",
             gids=var / "gids" / f"{group}.json",
             evidence=var / "evidence" / group,
+            measured=var / "gate" / f"{group}.json",
             procfs=str(procfs),
         )
     except OSError as error:

@@ -11,6 +11,7 @@ rank's unit holds a link over the management network, and losing it means losing
     head    -> worker  start                     workers first ...
     worker  -> head    running                   ... the head after them
     worker  -> head    heard                     its engine has logged something
+    worker  -> head    unsaid {names}            what of the plan's log lines has not come yet
     head    -> worker  serving                   a token was generated
     any     -> all     end {reason, culprit, log, event}  (a worker tells the head, the head tells the others)
     both ways          beat                      silence for `heartbeat_s` is a lost member

@@ -9,10 +9,13 @@ import codecs
 import contextlib
 import os
 import re
+import signal
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from gb10_core import _host, _proof
 
 from gb10_node.config import RankConfig
 
@@ -29,6 +32,21 @@ STUCK_BUT_TALKING = "shm_broadcast"
 
 CLIENT_EXIT_S = 10.0
 """The engine's client follows its container's end within moments."""
+ENGINE_S = 60.0
+"""Time for one command of the engine, beyond what it is told to wait for."""
+REMOVE_TRIES, REMOVE_PAUSE_S = 5, 2.0
+"""What is busy at one moment (a mount, the engine's own clean-up) is not at the next."""
+EVERY_CONTAINER = {
+    # `--external`: podman keeps containers that only its storage still knows, after a crash or a full disk, and `ps --all` does not show them.
+    "podman": ("ps", "--all", "--external", "--no-trunc", "--format", "{{.ID}} {{.Names}}"),
+    "docker": ("ps", "--all", "--no-trunc", "--format", "{{.ID}} {{.Names}}"),
+}
+MONITOR = "conmon"
+"""podman's process beside each container, which has the container's name after `-n`."""
+
+
+class Stuck(Exception):
+    """A container that cannot be removed; one sentence with its cure."""
 
 
 def run_arguments(config: RankConfig, env_file: Path) -> list[str]:
@@ -65,6 +83,27 @@ def write_environment(config: RankConfig, path: Path, found: Mapping[str, str]) 
         file.writelines(f"{name}={value}\n" for name, value in sorted(environment.items()))
 
 
+def named(listed: str) -> set[str]:
+    """The names in a list of containers; docker gives one several, with commas."""
+    return {name for line in listed.splitlines() for name in line.partition(" ")[2].strip().split(",")}
+
+
+def monitors(name: str, procfs: str) -> list[int]:
+    """podman's processes beside containers of this name."""
+    command_lines = {int(pid): _host.read(f"{procfs}/{pid}/cmdline") or "" for pid in _host.names(procfs) if pid.isdigit()}
+    return [pid for pid, line in command_lines.items() if Path(line.partition("\0")[0]).name == MONITOR and f"\0-n\0{name}\0" in line]
+
+
+def end_orphans(pids: Sequence[int], procfs: str) -> None:
+    """Kill what runs on of a container that its engine has forgotten: it holds the memory and the ports that the next start needs."""
+    for pid in pids:
+        orphans = _host.descendants(pid, procfs)
+        print(f"gb10: kills the processes {orphans} of an earlier container, which its engine has forgotten", flush=True)
+        for orphan in orphans[::-1]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(orphan, signal.SIGKILL)
+
+
 class RankContainer:
     """A running container: its output goes to this process's own (the journal), its last lines are kept."""
 
@@ -73,6 +112,7 @@ class RankContainer:
         self.grace_s = config.stop_s
         self.log: deque[str] = deque(maxlen=KEPT_LINES)
         self.heard_at = time.monotonic()
+        self._awaited = {name: re.compile(pattern) for name, pattern in config.start.log_lines.items()}
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
 
@@ -80,6 +120,11 @@ class RankContainer:
     def tail(self) -> list[str]:
         """The last log lines."""
         return list(self.log)[-TAIL_LINES:]
+
+    @property
+    def unsaid(self) -> list[str]:
+        """What the plan wants to be logged and was not yet, by name."""
+        return sorted(self._awaited)
 
     async def start(self, found: Mapping[str, str]) -> None:
         """Run, with what the checks before this start found out in the environment."""
@@ -106,6 +151,7 @@ class RankContainer:
             *whole, rest = LINE_END.split(rest + text)
             lines = [line for line in whole if line.strip()]
             self.log.extend(lines)
+            self._awaited = {name: line for name, line in self._awaited.items() if not any(map(line.search, lines))}
             if any(STUCK_BUT_TALKING not in line for line in lines or [rest]):
                 self.heard_at = time.monotonic()
             if len(rest) > CHUNK:  # no end in sight
@@ -123,7 +169,7 @@ class RankContainer:
 
     async def over_memory(self) -> bool:
         """Of a container that exited: whether one of its processes was killed for going over the memory limit."""
-        return await self._engine("inspect", "--format", "{{.State.OOMKilled}}", self.config.container.name) == "true"
+        return (await self._engine("inspect", "--format", "{{.State.OOMKilled}}", self.config.container.name)).out.strip() == "true"
 
     async def stop(self) -> None:
         """Ask, wait `grace_s`, kill; nothing of the container is left afterwards."""
@@ -132,18 +178,42 @@ class RankContainer:
             await self._engine("stop", "-t", str(int(self.grace_s)), self.config.container.name)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), CLIENT_EXIT_S)
-            if process.returncode is None:  # stopped before the engine had made the container: end the engine's client itself
+            if process.returncode is None:
+                # The engine had not made the container yet, or cannot stop it: podman stops nothing while the disk is full.
+                await self._kill()
                 process.terminate()
-        await self.remove()
+        try:
+            await self.remove()
+        except Stuck as left:  # the next start tries again, and says so where it cannot either
+            print(f"gb10: {left}", flush=True)
         if process is not None:
             await self.wait()
 
-    async def remove(self) -> None:
-        """Remove the container by name, if there is one: also what a killed start left."""
-        await self._engine("rm", "--force", self.config.container.name)
+    async def _kill(self) -> None:
+        """End the container's first process, and with it all of them, without the engine."""
+        shown = await self._engine(*_proof.container_argv(self.config.engine, self.config.container.name)[1:])
+        if pid := _proof.container(shown.out)[0]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
-    async def _engine(self, *arguments: str) -> str:
-        process = await asyncio.create_subprocess_exec(
-            self.config.engine, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    async def remove(self) -> None:
+        """Remove whatever bears the container's name, in whatever state an earlier life left it; raises Stuck where something stays."""
+        engine, name = self.config.engine, self.config.container.name
+        for attempt in range(REMOVE_TRIES):
+            if attempt:
+                await asyncio.sleep(REMOVE_PAUSE_S)
+            removed = await self._engine("rm", "--force", name)
+            listed = await self._engine(*EVERY_CONTAINER.get(Path(engine).name, EVERY_CONTAINER["docker"]))
+            if not listed.status and name not in named(listed.out):
+                if monitors(name, self.config.procfs):
+                    await asyncio.sleep(REMOVE_PAUSE_S)  # that of a container which has just ended goes by itself
+                    end_orphans(monitors(name, self.config.procfs), self.config.procfs)
+                return
+        raise Stuck(
+            f"an earlier container {name} cannot be removed ({(listed if listed.status else removed).message}): see that the disk has room, then "
+            f"run {engine} rm --force {name} on this member, and where that does not help, reboot it"
         )
-        return (await process.communicate())[0].decode("utf-8", "replace").strip()
+
+    async def _engine(self, *arguments: str) -> _host.Result:
+        """What a command of the engine left."""
+        return await asyncio.to_thread(_host.run, [self.config.engine, *arguments], self.grace_s + ENGINE_S)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,8 @@ PROCESSES = 16
 """Processes whose stacks are taken: a rank has a few, its compilers may be many."""
 STACKS_S, ENGINE_S = 60.0, 20.0
 """Time for all stacks, and for one command of the engine."""
+RAS_ADDRESS, RAS_S = "localhost:28028", 20.0
+"""Where NCCL's RAS answers unless NCCL_RAS_ADDR says otherwise (NCCL 2.24 and later), and the time for all of its answer: it waits 5 s for a rank."""
 HIDDEN = "(hidden)"
 
 
@@ -58,6 +61,10 @@ def collect(config: RankConfig, what: Evidence) -> Path:
         "state.json": lambda: (config.run_dir / "state.json").read_text(encoding="utf-8"),
         "rank.json": lambda: _plan(config),
         "environment": lambda: _environment(config.run_dir / "rank.env"),
+        "nccl.log": lambda: "".join(f"{line}\n" for line in what.log if "NCCL" in line) or "no line of NCCL\n",
+        "nccl-ras": lambda: _ras(config.container.environment),
+        "sockets": lambda: _said("ss", "--numeric", "--tcp", "--info", "--oneline"),
+        "queue-pairs": lambda: _said("rdma", "resource", "show", "qp"),
         "stacks": lambda: _stacks(config),
     }
     for name, part in parts.items():
@@ -99,6 +106,32 @@ def _event(config: RankConfig, what: Evidence) -> str:
         },
         indent=1,
     )
+
+
+def _said(*command: str) -> str:
+    """What a command of the member prints."""
+    done = _host.run(command, ENGINE_S)
+    return f"{command[0]}: {done.message}\n" if done.status else done.out
+
+
+def _ras(environment: Mapping[str, str]) -> str:
+    """What NCCL's own observers know of all ranks and communicators; the container has the member's network."""
+    if environment.get("NCCL_RAS_ENABLE") == "0":
+        return "off (NCCL_RAS_ENABLE=0)\n"
+    host, _colon, port = environment.get("NCCL_RAS_ADDR", RAS_ADDRESS).rpartition(":")
+    deadline, said = time.monotonic() + RAS_S, b""
+    with socket.create_connection((host.strip("[]") or "localhost", int(port)), RAS_S) as ras:
+        ras.sendall(b"verbose status\n")
+        while len(said) < FILE_LIMIT and (left := deadline - time.monotonic()) > 0:
+            ras.settimeout(left)
+            try:
+                part = ras.recv(1 << 16)
+            except TimeoutError:
+                part = b""
+            if not part:
+                break
+            said += part
+    return said.decode("utf-8", "replace")
 
 
 def _gids(config: RankConfig) -> str:

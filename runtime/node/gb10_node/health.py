@@ -26,11 +26,11 @@ def healthy(port: int) -> bool:
         return False
 
 
-def one_token(port: int, model: str, api_key: str | None, timeout_s: float = TOKEN_TIMEOUT_S) -> str | None:
-    """Generate one token; None when it worked, otherwise what came back instead, to follow a colon."""
+def one_token(port: int, model: str, api_key: str | None, timeout_s: float = TOKEN_TIMEOUT_S, prompt: str | list[int] = "1") -> str | None:
+    """Generate one token after a prompt, text or tokens; None when it worked, otherwise what came back instead, to follow a colon."""
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/completions",
-        data=json.dumps({"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}).encode(),
+        data=json.dumps({"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0}).encode(),
         headers={"Content-Type": "application/json", **({"Authorization": f"Bearer {api_key}"} if api_key else {})},
     )
     try:

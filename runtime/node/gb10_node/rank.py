@@ -14,19 +14,21 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
 
 from gb10_core import _start
 
 from gb10_node import canary, evidence, health, start_checks
 from gb10_node.config import Peer, RankConfig
 from gb10_node.coordination import LINE_LIMIT, GroupEnd, Link, LinkLost, Message
-from gb10_node.engine import RankContainer
+from gb10_node.engine import RankContainer, Stuck
 from gb10_node.evidence import FAILED_RUN, FAILED_START, HANG, Evidence, event_name
+from gb10_node.guard import LOADING
+from gb10_node.memory import MemoryReader
 from gb10_node.recovery import Book, Failure, judge
 from gb10_node.start_checks import Checked
 from gb10_node.state import State, notify
+from gb10_node.tasks import beside, first_of
 
 STATUS_STOPPED, STATUS_FAILED, STATUS_BREAKER_OPEN, STATUS_GROUP_ENDED = 0, 1, 69, 75
 RETRY_S = 1.0
@@ -34,6 +36,15 @@ SETTLE_S = 1.0
 """A container that is still there after this long has started: wrong arguments to the engine end it earlier."""
 HEARD_S = 5.0
 """Time between two looks at whether the engine has logged anything."""
+LINES_S = 30.0
+"""A line that the plan wants and that has not come so long after the first token does not come."""
+MEMORY_LINE_S = 10.0
+"""Time between two lines on a member's memory while the model loads."""
+WARM_UP_S, WARM_UP_TOKEN = 240.0, 100
+"""Time for one prompt of the warm-up (MiaAI-Lab's two-Spark kit), and the token that the first one repeats: a low number, which every vocabulary
+has. Each has its own, or the prefix cache would compute it."""
+CAUSE_S = 10.0
+"""An engine refuses a token a moment before the rank that took it down has ended, whose own reason says more."""
 ANSWER_LIMIT_S = 3600.0
 """A canary's token may wait behind long prefills; whether the group is dead is decided by the silence."""
 
@@ -60,7 +71,7 @@ async def supervise(config: RankConfig) -> int:
     loop.add_signal_handler(signal.SIGQUIT, kill)
     notify("READY=1")
     try:
-        await _first_of(supervisor.run(), stopped.wait())
+        await first_of(supervisor.run(), stopped.wait())
         end = supervisor.own_end("was stopped")
     except GroupEnd as group_end:
         end = group_end
@@ -75,21 +86,11 @@ async def supervise(config: RankConfig) -> int:
     await supervisor.end(end)
     state.fail(end.reason, end.culprit, end.log, ended_at, str(config.evidence / end.event) if end.event else "")
     if config.is_head and end.counts:
-        Book(config.failures).add(Failure(ended_at, end.reason))
+        try:
+            Book(config.failures).add(Failure(ended_at, end.reason))
+        except OSError as error:  # a full disk: the next start waits for nothing, but for the others
+            print(f"gb10: this failure is not counted ({error})", flush=True)
     return STATUS_FAILED if end.culprit == config.me.member else STATUS_GROUP_ENDED
-
-
-async def _first_of(*work: Coroutine[Any, Any, Any]) -> None:
-    """Run all until one returns or raises; cancel the others; raise what the first raised."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        done, _pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Supervisor:
@@ -130,17 +131,31 @@ class Supervisor:
     async def _check(self) -> Checked:
         """Whether this member can start the rank; raises GroupEnd. Nothing has started yet, so to end this ends no running group."""
         self.state.enter("waiting", "for the checks of this member")
-        await self.container.remove()
         try:
+            await self.container.remove()
             checked = await start_checks.check(self.config)
-        except start_checks.Refused as refusal:
+        except (Stuck, start_checks.Refused) as refusal:
             raise self.own_failure(f"cannot start: {refusal}") from refusal
         self.state.checked(checked.report, checked.events)
         return checked
 
+    async def _tell_memory(self) -> None:
+        """A line on this member's memory from time to time, until the group serves: a load that runs out of it leaves no other trace."""
+        with contextlib.suppress(OSError, ValueError):
+            reader = MemoryReader(self.config.procfs)
+            while True:
+                await asyncio.sleep(MEMORY_LINE_S)
+                if self.state.data["phase"] not in LOADING:
+                    return
+                print(f"gb10: {reader.read()}", flush=True)
+
     async def _run_container(self, found: Mapping[str, str], started: Callable[[], Awaitable[None]] | None = None) -> None:
         """Start the container, call `started` once it stands, raise GroupEnd when it exits."""
         await self.container.start(found)
+        async with beside(self._tell_memory()):
+            await self._stay(started)
+
+    async def _stay(self, started: Callable[[], Awaitable[None]] | None) -> None:
         exited = asyncio.create_task(self.container.wait())
         done, _pending = await asyncio.wait({exited}, timeout=SETTLE_S)
         if not done and started is not None:
@@ -164,7 +179,7 @@ class Worker(Supervisor):
     async def run(self) -> None:
         link = await self._asked_by_head()
         self.links[0] = link
-        await _first_of(self._follow(link), self._work(link))
+        await first_of(self._follow(link), self._work(link))
 
     async def _work(self, link: Link) -> None:
         """Check this member, and when all ranks have, run the container."""
@@ -173,7 +188,9 @@ class Worker(Supervisor):
         self.state.enter("waiting", "for the checks of the other members")
         await self._go.wait()
         self.state.enter("starting")
-        await _first_of(self._run_container(checked.environment, lambda: self._running(link)), self._tell_heard(link))
+        await first_of(
+            self._run_container(checked.environment, lambda: self._running(link)), self._tell_heard(link), self._tell_unsaid(link)
+        )
 
     async def _tell_heard(self, link: Link) -> None:
         """Tell the head while the engine logs: whether the group hangs is judged over all ranks."""
@@ -183,6 +200,15 @@ class Worker(Supervisor):
             if self.container.heard_at > told:
                 told = self.container.heard_at
                 await self._tell(link, {"kind": "heard"})
+
+    async def _tell_unsaid(self, link: Link) -> None:
+        """Tell the head what this rank still has to log, whenever it becomes less."""
+        told = sorted(self.config.start.log_lines)
+        while True:
+            await asyncio.sleep(RETRY_S)
+            if self.container.unsaid != told:
+                told = self.container.unsaid
+                await self._tell(link, {"kind": "unsaid", "names": told})
 
     async def _asked_by_head(self) -> Link:
         """Join the head, for as long as it takes: until it says check, nothing is lost when the link is."""
@@ -247,6 +273,7 @@ class Head(Supervisor):
         self._checked: dict[int, dict[str, str]] = {}
         self._running: set[int] = set()
         self._heard_at = 0.0
+        self._unsaid = {peer.rank: sorted(config.start.log_lines) for peer in config.ranks[1:]}
         self._ends: asyncio.Queue[GroupEnd] = asyncio.Queue()
 
     async def run(self) -> None:
@@ -256,7 +283,7 @@ class Head(Supervisor):
         except OSError as error:
             raise self.own_end(f"cannot listen on {address}:{port} ({error.strerror}): free the port") from error
         try:
-            await _first_of(self._watch(), self._attempt())
+            await first_of(self._watch(), self._attempt())
         finally:
             server.close()
 
@@ -291,6 +318,8 @@ class Head(Supervisor):
                     await self._note(lambda found=message["fingerprint"]: self._checked.update({peer.rank: found}))
                 elif message["kind"] == "running":
                     await self._note(lambda: self._running.add(peer.rank))
+                elif message["kind"] == "unsaid":
+                    self._unsaid[peer.rank] = message["names"]
                 elif message["kind"] == "heard":
                     self._heard_at = time.monotonic()
         except LinkLost as error:
@@ -322,7 +351,7 @@ class Head(Supervisor):
                 )
         await self._tell("start")
         await self._until("starting", "the container of", lambda: [p for p in workers if p.rank not in self._running])
-        await _first_of(self._prove(), self._run_container(checked.environment))
+        await first_of(self._prove(), self._run_container(checked.environment))
 
     async def _back_off(self) -> None:
         verdict = judge(Book(self.config.failures).read(), self.config.recovery.backoff_s, time.time())
@@ -356,6 +385,8 @@ class Head(Supervisor):
         self.state.enter("loading", "the first token")
         if refusal := await asyncio.to_thread(self._token, health.TOKEN_TIMEOUT_S):
             raise self.own_failure(f"is healthy but does not compute: {refusal}")
+        await self._warm_up(began + self.config.start_s)
+        await self._until_said()
         await self._tell("serving")
         self.state.clear_failure()
         self.state.enter("serving")
@@ -363,8 +394,42 @@ class Head(Supervisor):
             await asyncio.sleep(self.config.recovery.canary_interval_s)
             await self._canary()
 
-    def _token(self, timeout_s: float) -> str | None:
-        return health.one_token(self.config.api_port, self.config.served_model_name, self.config.api_key, timeout_s)
+    async def _warm_up(self, until: float) -> None:
+        """Compute each of the profile's prompt lengths once, so that no user waits for what is compiled at its first sight, within the start's time.
+
+        What does not work here is told and ends nothing: the group has generated a token.
+        """
+        for number, length in enumerate(self.config.start.warm_up):
+            if (left := until - time.monotonic()) <= 0:
+                self.state.tell(
+                    f"no time was left to warm up {length} tokens: set a longer serving.start_timeout_s or fewer serving.warm_up"
+                )
+                return
+            self.state.enter("loading", f"{length} tokens, to warm up")
+            if trouble := await asyncio.to_thread(self._token, min(left, WARM_UP_S), [WARM_UP_TOKEN + number] * length):
+                self.state.tell(f"{length} tokens were not warmed up, {trouble}")
+
+    async def _until_said(self) -> None:
+        """Wait until every rank has logged what the plan wants; raises GroupEnd for one that does not, which serves with something else than planned."""
+        deadline = time.monotonic() + LINES_S
+        while True:
+            unsaid = {0: self.container.unsaid} | self._unsaid
+            if not (peer := next((peer for peer in self.config.ranks if unsaid[peer.rank]), None)):
+                return
+            name = unsaid[peer.rank][0]
+            if time.monotonic() > deadline:
+                raise GroupEnd(
+                    f"{peer} has not logged what says {name!r}, a line with {self.config.start.log_lines[name]!r}: see why it is off, or correct "
+                    "engine.log_lines of the profile",
+                    peer.member,
+                    () if peer.rank else self.container.tail,
+                    event=event_name(FAILED_START, time.time()),
+                )
+            self.state.enter("loading", f"{peer} has to log what says {name!r}")
+            await asyncio.sleep(RETRY_S)
+
+    def _token(self, timeout_s: float, prompt: str | list[int] = "1") -> str | None:
+        return health.one_token(self.config.api_port, self.config.served_model_name, self.config.api_key, timeout_s, prompt)
 
     async def _canary(self) -> None:
         """One token, however long it takes while the engine moves; raises GroupEnd when none comes."""
@@ -376,6 +441,7 @@ class Head(Supervisor):
             if quiet_s >= self.config.recovery.canary_silence_s:
                 raise self.own_failure(f"no longer computes: no token and no movement for {quiet_s:.0f} s ({silence})", HANG)
         if trouble := answer.result():
+            await asyncio.sleep(CAUSE_S)
             raise self.own_failure(f"no longer computes: {trouble}")
         self.state.canary(time.monotonic() - started)
 

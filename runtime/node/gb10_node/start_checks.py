@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a rank looks at on its own member in the seconds before its container starts, in this order; the rules are the core's (`_start`).
 
-Stale container (removed), image, packed Engram rows, config.json, GIDs, ports of the head, page cache (dropped), free memory. The last two stand last
-because only then their result still holds when the engine takes its memory.
+Stale container (removed), image, packed Engram rows, config.json, GIDs, ports of the head, age of the fabric gate's pass (told), page cache (dropped),
+free memory. The last two stand last because only then their result still holds when the engine takes its memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gb10_core import _host, _image, _roce, _sockets, _start
+from gb10_core import _gate_pass, _host, _image, _roce, _sockets, _start
 
 from gb10_node import engram
 from gb10_node.config import RankConfig
@@ -50,6 +50,8 @@ async def check(config: RankConfig) -> Checked:
     events = gids.changes(before)
     if gids.indexes and gids.indexes != before:
         _host.write(config.gids, json.dumps(gids.indexes).encode())
+    if stale := _stale_gate(config):
+        events.append(stale)
     # A host without RDMA devices in the container is told nothing about them; and one number cannot express two.
     pinned = bool(config.container.devices) and gids.common is not None
     environment = {_start.GID_VARIABLE: str(gids.common)} if pinned else {}
@@ -60,6 +62,7 @@ async def check(config: RankConfig) -> Checked:
         "gid_indexes": dict(gids.indexes),
         "environment": environment,
         "image": config.container.image,
+        "gate": stale,
         "mem_free_mib": memory.free,
         "mem_available_mib": memory.available,
     }
@@ -92,6 +95,22 @@ def _look(config: RankConfig) -> _start.Gids:
     for problem in filter(None, problems):
         raise Refused(problem)
     return gids
+
+
+def _stale_gate(config: RankConfig) -> str:
+    """Why the head has no pass of the fabric gate that holds; empty where it has, and where nobody asks.
+
+    No refusal: a start that nobody asked for, after a boot or a failure, must not leave a group down because a week went by, and to measure
+    takes a person. Whoever starts a group that is down by a playbook is refused there.
+    """
+    if not config.is_head or config.start.gate_max_age_s is None:
+        return ""
+    try:
+        kept = json.loads(config.measured.read_bytes())
+    except (OSError, ValueError):
+        kept = None
+    kept = kept if isinstance(kept, dict) else None
+    return _gate_pass.stale(kept, config.group, config.start.gate, time.time(), config.start.gate_max_age_s)
 
 
 def _known_gids(path: Path) -> dict[str, int]:

@@ -79,10 +79,15 @@ class State:
 
     def checked(self, found: dict[str, Any], events: Sequence[str]) -> None:
         """Record what the checks before a start found, and what has changed since the last one."""
+        self.data["checks"] = found
+        self.tell(*events)
+
+    def tell(self, *events: str) -> None:
+        """Record what a person should know. What is said again at each start is kept once, as of the last time."""
         for what in events:
             print(f"gb10: {what}", flush=True)
-        self.data["checks"] = found
-        self.data["events"] = [*self.data["events"], *({"at": time.time(), "what": what} for what in events)][-EVENTS:]
+        others = [event for event in self.data["events"] if event["what"] not in events]
+        self.data["events"] = [*others, *({"at": time.time(), "what": what} for what in events)][-EVENTS:]
         self._write()
 
     def canary(self, seconds: float) -> None:

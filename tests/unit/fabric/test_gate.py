@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.gb10.cluster.plugins.module_utils import _gate
+from ansible_collections.gb10.cluster.plugins.module_utils import _gate, _gate_pass
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -254,13 +254,13 @@ def artefact(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_what_is_no_pass_says_why_and_the_cure(kept: dict[str, Any] | None, words: str) -> None:
-    sentence = _gate.stale(kept, "lab", "d", NOW, 7 * 86400)
+    sentence = _gate_pass.stale(kept, "lab", "d", NOW, 7 * 86400)
     assert words in sentence and sentence.endswith("run the playbook gb10.cluster.gate")
 
 
 @pytest.mark.parametrize("age", [0, 3600, 7 * 86400, -60])
 def test_a_pass_holds(age: float) -> None:
-    assert _gate.stale(artefact(measured_at=NOW - age), "lab", "d", NOW, 7 * 86400) == ""
+    assert _gate_pass.stale(artefact(measured_at=NOW - age), "lab", "d", NOW, 7 * 86400) == ""
 
 
 def test_another_model_keeps_the_measurement_another_image_does_not() -> None:

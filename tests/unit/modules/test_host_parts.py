@@ -121,7 +121,7 @@ def rank_config() -> dict[str, Any]:
 
 def test_rank_files_change_with_the_image_and_hide_the_key() -> None:
     def rank_json(image: str, config_json: str = "c") -> dict[str, Any]:
-        files = {file.path: file for file in _units.rank_files(rank_config(), b"package", image, "sesame", config_json, "/sys")}
+        files = {file.path: file for file in _units.rank_files(rank_config(), b"package", image, "sesame", config_json, "/sys", None)}
         assert files["/etc/gb10/lab/api-key"].secret and files["/etc/gb10/lab/api-key"].mode == 0o600
         assert b"sesame" not in b"".join(file.content for path, file in files.items() if not path.endswith("api-key"))
         content: dict[str, Any] = json.loads(files["/etc/gb10/lab/rank.json"].content)
@@ -135,7 +135,7 @@ def test_rank_files_change_with_the_image_and_hide_the_key() -> None:
 
 def test_a_rank_waits_for_the_file_systems_of_its_volumes() -> None:
     """Otherwise it would start on the empty directory under a checkpoint that is not mounted yet."""
-    files = {file.path: file.content.decode() for file in _units.rank_files(rank_config(), b"", "i", None, "c", "/sys")}
+    files = {file.path: file.content.decode() for file in _units.rank_files(rank_config(), b"", "i", None, "c", "/sys", None)}
     assert "RequiresMountsFor=/models/100%%\n" in files["/etc/systemd/system/gb10-rank@lab.service.d/volumes.conf"]
 
 

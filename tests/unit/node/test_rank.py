@@ -28,6 +28,7 @@ pidfile = here / (name + ".pid")
 if verb == "image" and (here / "noimage").exists(): sys.exit("image not known")
 if verb == "image": print(json.dumps([{"Id": sys.argv[-1]}])); sys.exit(0)
 if verb == "exec": sys.exit("py-spy: not found")
+if verb == "ps": print(*(f"0 {file.stem}" for file in here.glob("*.pid")), sep="\n"); sys.exit(0)
 if verb == "inspect" and "Pid" in sys.argv[3]: print(pidfile.read_text() if pidfile.exists() else 0); sys.exit(0)
 if verb == "inspect": print(str((here / ("oom" + name[-1])).exists()).lower()); sys.exit(0)
 if verb in ("stop", "rm"):
@@ -46,9 +47,13 @@ class Api(http.server.BaseHTTPRequestHandler):
         if self.path == "/metrics": self.wfile.write((here / "metrics").read_bytes() if (here / "metrics").exists() else b"")
     def do_POST(self):
         while (here / "hang").exists(): time.sleep(0.1)
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with open(here / "asked", "a") as file: file.write(json.dumps(asked["prompt"]) + "\n")
+        if (here / "chatty").exists(): print("the first token is on", flush=True)
         good = self.headers["Authorization"] == "Bearer sesame"
         body = json.dumps({"usage": {"completion_tokens": 1}}).encode()
-        self.send_response(200 if good else 401); self.end_headers(); self.wfile.write(body)
+        status = 401 if not good else 500 if (here / "dying").exists() else 400 if asked["prompt"] == [100] * 7 else 200
+        self.send_response(status); self.end_headers(); self.wfile.write(body)
 http.server.ThreadingHTTPServer(("127.0.0.1", int((here / "port").read_text())), Api).serve_forever()
 '''
 
@@ -71,6 +76,8 @@ class Group:
         self.port, self.api_port = 20000 + os.getpid() % 20000, 40000 + os.getpid() % 20000
         (root / "port").write_text(str(self.api_port))
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.shorter: dict[str, float] = {}
+        """Times of the supervisor that a test cannot wait for."""
 
     def config(self, rank: int, digest: str = "d" * 64) -> dict[str, Any]:
         ranks = [{"rank": r, "member": f"t{r + 1}", "address": f"127.0.0.{r + 1}"} for r in range(3)]
@@ -88,6 +95,7 @@ class Group:
             "start": {
                 "free_mib": 0, "legs": [{"hca": "rocep1s0f0", "netdev": "enp1s0f0np0", "address": "10.10.0.1"}], "virtual_heads": {},
                 "checkpoint": str(self.root / f"model{rank}"), "config_hash": "", "sysfs": str(self.root / f"sys{rank}"),
+                "gate": "g" * 64, "gate_max_age_s": None, "log_lines": {}, "warm_up": [],
             },
         }  # fmt: skip
 
@@ -109,6 +117,7 @@ class Group:
         (procfs / "meminfo").write_text("MemFree: 4096000 kB\nMemAvailable: 4096000 kB\nCached: 1024 kB\n")
         code = (
             "import asyncio, sys; from pathlib import Path; from gb10_node import config, rank; "
+            f"vars(rank).update({self.shorter!r}); "
             f"sys.exit(asyncio.run(rank.supervise(config.load('lab', Path({etc!r}), Path({run!r}), Path({var!r}), Path({str(procfs)!r})))))"
         )
         with (self.root / f"log{rank}").open("ab") as log:
@@ -270,6 +279,26 @@ def test_a_group_that_neither_answers_nor_moves_is_ended_and_counted(group: Grou
     assert failure.startswith("rank 0 on t1 no longer computes: no token and no movement for ")
     assert failure.endswith(" s (num_requests_running 1.0, kv_cache_usage_perc 0.25)")
     assert json.loads((group.root / "var0/recovery/lab.json").read_text())["failures"][0]["reason"] == failure
+
+
+def test_a_refused_token_is_not_the_cause_where_a_rank_says_more(group: Group) -> None:
+    """A worker killed for memory: the head's engine refuses tokens before that worker's container has ended."""
+    start_all(group)
+    asked = len((group.root / "asked").read_text().splitlines())
+    (group.root / "oom2").touch()
+    (group.root / "dying").touch()
+    wait_for(lambda: len((group.root / "asked").read_text().splitlines()) > asked)
+    os.kill(int((group.root / "gb10-lab-2.pid").read_text()), signal.SIGKILL)
+    assert group.statuses() == [75, 75, 1]
+    assert group.state(0)["failure"]["reason"] == "rank 2 on t3 exited with status -9: it went over its memory limit of 128 MiB"
+
+
+def test_a_group_that_refuses_tokens_is_ended(group: Group) -> None:
+    group.shorter = {"CAUSE_S": 0.5}
+    start_all(group)
+    (group.root / "dying").touch()
+    assert group.statuses() == [1, 75, 75]
+    assert "rank 0 on t1 no longer computes: a token was refused with HTTP 500" in group.state(0)["failure"]["reason"]
 
 
 def test_a_long_prefill_is_waited_for(group: Group) -> None:

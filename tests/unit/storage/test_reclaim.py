@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.gb10.cluster.plugins.module_utils import _reclaim
+from ansible_collections.gb10.cluster.plugins.module_utils import _generation, _reclaim
 from ansible_collections.gb10.cluster.plugins.module_utils._reclaim import Candidate, Mount
 from ansible_collections.gb10.cluster.plugins.modules import checkpoint_reclaim
 from hypothesis import given
@@ -49,7 +49,7 @@ class Root:
 
     def __init__(self, root: Path, run: Callable[..., dict[str, Any]]) -> None:
         self.root, self._run = root / "models", run
-        self.stamps, self.groups, self.exports = root / "stamps", root / "etc", root / "etab"
+        self.stamps, self.groups, self.exports, self.generations = root / "stamps", root / "etc", root / "etab", root / "generations"
         for age, name in enumerate(NAMES):
             path = self.root / name / "model.safetensors"
             path.parent.mkdir(parents=True)
@@ -72,7 +72,7 @@ class Root:
 @pytest.fixture
 def root(tmp_path: Path, run_module: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Root:
     root = Root(tmp_path, run_module)
-    for name, path in (("STAMPS", root.stamps), ("GROUPS", root.groups), ("EXPORTS", root.exports)):
+    for name, path in (("STAMPS", root.stamps), ("GROUPS", root.groups), ("EXPORTS", root.exports), ("GENERATIONS", root.generations)):
         monkeypatch.setattr(checkpoint_reclaim, name, path)
     return root
 
@@ -104,6 +104,17 @@ def test_what_a_configured_group_mounts_stays_though_it_is_stopped(root: Root) -
     (root.groups / "broken").mkdir()
     (root.groups / "broken/rank.json").write_text("{")
     assert root.use("old") == "group lab is configured with it"
+    assert root.run(keep=0)["removed"] == ["oldest", "new"]
+
+
+def test_what_a_group_can_be_rolled_back_to_stays(root: Root) -> None:
+    container = {"volumes": [{"source": str(root.root / "old"), "target": "/models/old", "read_only": True}]}
+    plan = {"cluster": {"digest": "d"}, "members": {"t1": {"rank_config": {"container": container}}}}
+    root.generations.mkdir()
+    before = _generation.Generation(1, 0.0, plan, "image", "hash")
+    (root.generations / "lab.json").write_text(_generation.text_of([before]))
+    (root.generations / "broken.json").write_text("{")
+    assert root.use("old") == "group lab can be rolled back to it"
     assert root.run(keep=0)["removed"] == ["oldest", "new"]
 
 
