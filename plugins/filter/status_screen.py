@@ -1,6 +1,6 @@
 # Copyright: gb10.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Door to the status screen."""
+"""Doors to the state of a cluster: a screen, a document, a page."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..module_utils._status import screen, summary
+from ..plugin_utils._status_page import page
 
 
 class FilterModule:
@@ -15,7 +16,7 @@ class FilterModule:
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Filters by name."""
-        return {"status_screen": status_screen, "status_summary": status_summary}
+        return {"status_page": status_page, "status_screen": status_screen, "status_summary": status_summary}
 
 
 def status_screen(plan: Mapping[str, Any], members: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
@@ -26,3 +27,8 @@ def status_screen(plan: Mapping[str, Any], members: Mapping[str, Mapping[str, An
 def status_summary(plan: Mapping[str, Any], members: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
     """See status_summary.yml."""
     return summary(plan, members)
+
+
+def status_page(plan: Mapping[str, Any], members: Mapping[str, Mapping[str, Any] | None], at: float) -> str:
+    """See status_page.yml."""
+    return page(plan, members, float(at))

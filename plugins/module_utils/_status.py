@@ -1,11 +1,15 @@
 # Copyright: gb10.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The state of a cluster on one screen: one line a member, each bad line with the command that comes next."""
+"""The state of a cluster in lines: one a member and one for each thing that is wrong, with the command that comes next.
+
+What is said is decided here, once; the screen of a terminal and the page (plugin_utils/_status_page.py) show the same lines.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from . import _host, _lock, _netplan, _settings, _units
@@ -15,8 +19,10 @@ EVENTS = 3
 """Changes of a member that the screen has room for."""
 
 
-def read_member(group: str, legs: Sequence[Mapping[str, Any]], mtu: int, procfs_root: str = "/proc") -> dict[str, Any]:
-    """What one member says of itself: its rank, its legs, its memory (MiB) and swap."""
+def read_member(
+    group: str, legs: Sequence[Mapping[str, Any]], mtu: int, procfs_root: str = "/proc", history: bool = False
+) -> dict[str, Any]:
+    """What one member says of itself: its rank, its legs, its memory (MiB) and swap, and its last day where `history` is asked for."""
     state = _units.read_rank_state(group)
     live = _netplan.parse_addresses(_host.run(["ip", "-json", "address"]).out)
     meminfo = dict(line.partition(":")[::2] for line in (_host.read(f"{procfs_root}/meminfo") or "").splitlines())
@@ -39,6 +45,7 @@ def read_member(group: str, legs: Sequence[Mapping[str, Any]], mtu: int, procfs_
         "at_boot": _host.run(["systemctl", "is-enabled", _units.target_unit(group)]).out.strip() == "enabled",
         "lock": _lock_sentence(_lock.parse(_units.read_lock(group))),
         "swaps": _settings.active_swaps(_host.read(f"{procfs_root}/swaps") or ""),
+        **({"history": _units.read_history(group)} if history else {}),
     }
 
 
@@ -63,44 +70,72 @@ def _serves(members: Mapping[str, Mapping[str, Any] | None]) -> bool:
     return all(member is not None and member["phase"] == "serving" for member in members.values())
 
 
+@dataclass(frozen=True)
+class Line:
+    """One fact: of which member (empty for the group), what, and the command that comes next where it is bad. `first`: what a member is doing."""
+
+    member: str
+    text: str
+    command: str = ""
+    first: bool = False
+
+
 def screen(plan: Mapping[str, Any], members: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
     """Lines of the status screen. A member that did not answer is None."""
+    width = max(len(name) for name in members)
+    shown = []
+    for line in lines(plan, members):
+        start = f"{line.member:<{width}}  rank {plan['members'][line.member]['rank']}  " if line.first else f"{'':<{width}}  "
+        shown.append(f"{start if line.member else ''}{line.text}{f' -> {line.command}' if line.command else ''}")
+    return shown
+
+
+def lines(plan: Mapping[str, Any], members: Mapping[str, Mapping[str, Any] | None]) -> list[Line]:
+    """The group's line first, then the members', the last failure last."""
     cluster, service = plan["cluster"], plan["service"]
     head = members.get(cluster["head"]) or {}
     serving = _serves(members)
-    lines = [
-        f"group {cluster['name']}: {'serving' if serving else 'not serving'} {service['served_model_name']} ({cluster['profile']}) "
-        f"at {service['url']}/v1, {cluster['topology']} of {len(cluster['members'])}"
+    found = [
+        Line(
+            "",
+            f"group {cluster['name']}: {'serving' if serving else 'not serving'} {service['served_model_name']} ({cluster['profile']}) "
+            f"at {service['url']}/v1, {cluster['topology']} of {len(cluster['members'])}",
+        )
     ]
     if head.get("lock"):
-        lines.append(head["lock"])
-    width = max(len(name) for name in members)
+        found.append(Line("", head["lock"]))
     for name, member in members.items():
-        rank = plan["members"][name]["rank"]
-        start = f"{name:<{width}}  rank {rank}"
-        if member is None:
-            lines.append(f"{start}  unreachable -> check its power and its management network")
-            continue
-        memory = f"{member['mem_free_mib'] / 1024:.1f} of {member['mem_total_mib'] / 1024:.1f} GiB free"
-        detail = f" ({member['detail']})" if member["detail"] and member["phase"] not in ("serving", "stopped") else ""
-        lines.append(
-            f"{start}  {member['phase']}{detail}, {member['legs'] - _bad_legs(member)}/{member['legs']} legs, {memory}{_next_command(member)}"
-        )
-        lines += [f"{'':<{width}}  {problem} -> {PLAYBOOK}site --tags fabric" for problem in member["leg_problems"]]
-        lines += [f"{'':<{width}}  {event['what']} (used since {_when(event['at'])})" for event in member["events"][-EVENTS:]]
-        if not member["at_boot"]:
-            lines.append(f"{'':<{width}}  a boot does not start the group here -> {PLAYBOOK}resume")
-        if member["guard"]:
-            lines.append(
-                f"{'':<{width}}  memory guard: {member['guard']['action']}, {member['guard']['reason']} -> free memory, then {PLAYBOOK}start"
-            )
-        if member["swaps"]:
-            lines.append(f"{'':<{width}}  swap is on ({', '.join(member['swaps'])}) -> {PLAYBOOK}site --tags fabric")
-    failure = head.get("failure") or next((m["failure"] for m in members.values() if m and m["failure"]), None)
-    if failure and not serving:
+        found += _member_lines(name, member)
+    if (failure := last_failure(plan, members)) and not serving:
         more = f", {PLAYBOOK}evidence" if failure.get("evidence") else ""
-        lines.append(f"last failure: {failure['reason']} -> {PLAYBOOK}logs --limit {failure['culprit']}{more}")
-    return lines
+        found.append(Line("", f"last failure: {failure['reason']}", f"{PLAYBOOK}logs --limit {failure['culprit']}{more}"))
+    return found
+
+
+def last_failure(plan: Mapping[str, Any], members: Mapping[str, Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
+    """What the head says of it, else the first member that says anything."""
+    head = members.get(plan["cluster"]["head"]) or {}
+    return head.get("failure") or next((member["failure"] for member in members.values() if member and member["failure"]), None)
+
+
+def _member_lines(name: str, member: Mapping[str, Any] | None) -> Iterator[Line]:
+    if member is None:
+        yield Line(name, "unreachable", "check its power and its management network", first=True)
+        return
+    memory = f"{member['mem_free_mib'] / 1024:.1f} of {member['mem_total_mib'] / 1024:.1f} GiB free"
+    detail = f" ({member['detail']})" if member["detail"] and member["phase"] not in ("serving", "stopped") else ""
+    legs = f"{member['legs'] - _bad_legs(member)}/{member['legs']} legs"
+    yield Line(name, f"{member['phase']}{detail}, {legs}, {memory}", _next_command(member), first=True)
+    for problem in member["leg_problems"]:
+        yield Line(name, problem, f"{PLAYBOOK}site --tags fabric")
+    for event in member["events"][-EVENTS:]:
+        yield Line(name, f"{event['what']} (start of {_when(event['at'])})")
+    if not member["at_boot"]:
+        yield Line(name, "a boot does not start the group here", f"{PLAYBOOK}resume")
+    if guard := member["guard"]:
+        yield Line(name, f"memory guard: {guard['action']}, {guard['reason']}", f"free memory, then {PLAYBOOK}start")
+    if member["swaps"]:
+        yield Line(name, f"swap is on ({', '.join(member['swaps'])})", f"{PLAYBOOK}site --tags fabric")
 
 
 def _when(at: float) -> str:
@@ -113,5 +148,5 @@ def _bad_legs(member: Mapping[str, Any]) -> int:
 
 def _next_command(member: Mapping[str, Any]) -> str:
     if member["active"] == "failed":
-        return f" -> {PLAYBOOK}logs, then {PLAYBOOK}start"
-    return f" -> {PLAYBOOK}start" if member["phase"] == "stopped" else ""
+        return f"{PLAYBOOK}logs, then {PLAYBOOK}start"
+    return f"{PLAYBOOK}start" if member["phase"] == "stopped" else ""

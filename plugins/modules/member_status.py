@@ -28,6 +28,10 @@ options:
     description: MTU of every leg.
     type: int
     default: 9000
+  history:
+    description: Whether to read the last day as well, which takes 30 kB a member.
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""
@@ -42,6 +46,8 @@ member:
   description:
     - Rank (C(active), C(phase), C(detail), C(failure), C(checks), C(events), C(at_boot)), legs (C(legs), C(leg_problems)), memory in MiB and swaps.
     - C(evidence), the names of the events that were kept, and C(lock), who works on the cluster now, where this member is the head.
+    - C(history) with O(history=true), one record per five minutes of the last day with C(at), C(free) and C(available) (least MiB), C(legs) (bytes
+      per second by network device), and on the head of a serving group C(canary) (seconds) and C(kv) (share of the KV cache).
   returned: always
   type: dict
 """
@@ -58,10 +64,12 @@ def main() -> None:
             "group": {"type": "str", "required": True},
             "legs": {"type": "list", "elements": "dict", "required": True},
             "mtu": {"type": "int", "default": 9000},
+            "history": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
-    module.exit_json(changed=False, member=_status.read_member(module.params["group"], module.params["legs"], module.params["mtu"]))
+    group, legs, mtu, history = (module.params[name] for name in ("group", "legs", "mtu", "history"))
+    module.exit_json(changed=False, member=_status.read_member(group, legs, mtu, history=history))
 
 
 if __name__ == "__main__":

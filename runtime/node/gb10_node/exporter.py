@@ -1,14 +1,15 @@
 # Copyright: gb10.cluster contributors
 # SPDX-License-Identifier: Apache-2.0
-"""A member's state as Prometheus text: memory, ports and HCAs, the rank, the canary, the guard, the breaker.
+"""A member's state as Prometheus text: memory, ports and HCAs, the rank, the canary, the guard, the breaker, the gate.
 
-Everything is read from files when it is asked for; what a member does not have is left out, never reported as 0.
+Everything is read from files when it is asked for; what a member does not have is left out, never reported as 0. Beside it a thread keeps the last day.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gb10_node.config import RankConfig
+from gb10_node.history import History, keep
 from gb10_node.memory import MemoryReader
 from gb10_node.recovery import Book, judge
 from gb10_node.state import PHASES
@@ -26,6 +28,7 @@ PORT = 29620
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PORT_STATISTICS = ("rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
 ACTIVE = "4: ACTIVE"
+VAR = Path("/var/lib/gb10")
 
 HELP = {
     "gb10_memory_free_bytes": "MemFree: what the GPU can take now",
@@ -33,11 +36,15 @@ HELP = {
     "gb10_memory_cached_bytes": "Page cache",
     "gb10_memory_pressure_ratio": "Share of the last 10 s in which everything waited for memory",
     "gb10_disk_free_bytes": "Free space where the collection keeps checkpoints and state",
+    "gb10_disk_size_bytes": "Size of that file system",
     "gb10_port_carrier": "1 when the network device has a carrier",
     "gb10_port_carrier_changes_total": "How often the carrier came or went",
     "gb10_port_mtu_bytes": "MTU of the network device",
     "gb10_port_statistic_total": "Counters of the network device",
+    "gb10_leg_info": "A leg of the plan: its network device and HCA",
     "gb10_hca_active": "1 when the RDMA port is ACTIVE",
+    "gb10_hca_rate_bits_per_second": "Speed of the wire",
+    "gb10_hca_pcie_transfers_per_second": "Speed of the HCA's PCIe link, over all of its lanes",
     "gb10_hca_gid_table_crc32": "Checksum of the GID table: a change means that indexes may have moved",
     "gb10_hca_counter_total": "Counters of the RDMA port; data counters are in units of four bytes",
     "gb10_rank_phase": "1 for the phase that the rank is in",
@@ -45,9 +52,13 @@ HELP = {
     "gb10_rank_failure_seconds": "When the group last failed",
     "gb10_canary_seconds": "How long the last canary token took (head)",
     "gb10_canary_at_seconds": "When the last canary token came (head)",
+    "gb10_guard_floor_bytes": "MemAvailable below which the memory guard ends the group",
     "gb10_guard_ended_group_seconds": "When the memory guard ended the group since it was started",
     "gb10_group_failures": "Failures of the group that still count (head)",
     "gb10_breaker_open": "1 when the group stays down until a person starts it (head)",
+    "gb10_gate_measured_seconds": "When the fabric gate last measured (head)",
+    "gb10_gate_max_age_seconds": "How old it may be (head)",
+    "gb10_gate_passed": "1 when that measurement passed (head)",
 }
 
 Sample = tuple[str, Mapping[str, str], float]
@@ -69,17 +80,23 @@ def _escaped(label: str) -> str:
     return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def samples(config: RankConfig, reader: MemoryReader, sysfs: Path = Path("/sys"), var: Path = Path("/var/lib/gb10")) -> Iterator[Sample]:
-    """Everything that is known now."""
+def samples(config: RankConfig, reader: MemoryReader, sysfs: Path = Path("/sys"), var: Path = VAR) -> Iterator[Sample]:
+    """Everything that is known now. Where RDMA devices are read is the configuration's; `sysfs` has the network devices."""
     memory = reader.read()
     for name, mib in (("free", memory.free), ("available", memory.available), ("cached", memory.cached)):
         yield f"gb10_memory_{name}_bytes", {}, float(mib << 20)
     yield "gb10_memory_pressure_ratio", {}, memory.pressure / 100
     if var.is_dir():
-        yield "gb10_disk_free_bytes", {"path": str(var)}, float(shutil.disk_usage(var).free)
+        disk = shutil.disk_usage(var)
+        yield "gb10_disk_free_bytes", {"path": str(var)}, float(disk.free)
+        yield "gb10_disk_size_bytes", {"path": str(var)}, float(disk.total)
     yield from _ports(sysfs / "class/net")
-    yield from _hcas(sysfs / "class/infiniband")
+    for leg in config.start.legs:
+        yield "gb10_leg_info", {"device": leg["netdev"], "hca": leg["hca"]}, 1.0
+    yield from _hcas(Path(config.start.sysfs) / "class/infiniband")
     yield from _rank(config)
+    if config.is_head:
+        yield from _gate(config)
 
 
 def _ports(root: Path) -> Iterator[Sample]:
@@ -100,11 +117,30 @@ def _hcas(root: Path) -> Iterator[Sample]:
         labels, port = {"hca": hca.name}, hca / "ports/1"
         if (state := _read(port / "state")) is not None:
             yield "gb10_hca_active", labels, float(state == ACTIVE)
+        yield from _speed(hca, labels)
         table = "\n".join(f"{slot.name} {_read(slot)} {_read(port / 'gid_attrs/types' / slot.name)}" for slot in _entries(port / "gids"))
         yield "gb10_hca_gid_table_crc32", labels, float(zlib.crc32(table.encode()))
         for counter in (*_entries(port / "counters"), *_entries(port / "hw_counters")):
             if (value := _number(counter)) is not None:
                 yield "gb10_hca_counter_total", {**labels, "counter": counter.name}, value
+
+
+def _speed(hca: Path, labels: Mapping[str, str]) -> Iterator[Sample]:
+    """Of a card. The rate of soft-RoCE, which names its network device in `parent`, is a constant of no wire."""
+    if not (hca / "parent").exists() and (rate := _leading(hca / "ports/1/rate")) is not None:
+        yield "gb10_hca_rate_bits_per_second", labels, rate * 1e9
+    speed, lanes = _leading(hca / "device/current_link_speed"), _leading(hca / "device/current_link_width")
+    if speed is not None and lanes is not None:
+        yield "gb10_hca_pcie_transfers_per_second", labels, speed * lanes * 1e9
+
+
+def _gate(config: RankConfig) -> Iterator[Sample]:
+    artefact, labels = _json(config.measured), {"group": config.group}
+    if config.start.gate_max_age_s is not None:
+        yield "gb10_gate_max_age_seconds", labels, float(config.start.gate_max_age_s)
+    if "measured_at" in artefact:
+        yield "gb10_gate_measured_seconds", labels, float(artefact["measured_at"])
+        yield "gb10_gate_passed", labels, float(not artefact.get("problems"))
 
 
 def _rank(config: RankConfig) -> Iterator[Sample]:
@@ -119,6 +155,8 @@ def _rank(config: RankConfig) -> Iterator[Sample]:
     if state.get("canary"):
         yield "gb10_canary_seconds", labels, float(state["canary"]["seconds"])
         yield "gb10_canary_at_seconds", labels, float(state["canary"]["at"])
+    if config.guard_floor_mib:
+        yield "gb10_guard_floor_bytes", labels, float(config.guard_floor_mib << 20)
     if "at" in guard:
         yield "gb10_guard_ended_group_seconds", labels, float(guard["at"])
     if config.is_head:
@@ -145,6 +183,14 @@ def _read(path: Path) -> str | None:
 def _number(path: Path) -> float | None:
     try:
         return float(_read(path) or "none")
+    except ValueError:
+        return None
+
+
+def _leading(path: Path) -> float | None:
+    """The number that a text such as `200 Gb/sec (4X HDR)` begins with."""
+    try:
+        return float((_read(path) or "none").split()[0])
     except ValueError:
         return None
 
@@ -180,6 +226,8 @@ def serve(config: RankConfig) -> int:
     except OSError as error:
         print(f"gb10-exporter: cannot listen on {config.me.address}:{PORT} ({error.strerror}): free the port", flush=True)
         return 1
+    history = History(VAR / "history" / f"{config.group}.json", [leg["netdev"] for leg in config.start.legs])
+    threading.Thread(target=keep, args=(history, config, reader), daemon=True).start()
     print(f"gb10-exporter: http://{config.me.address}:{PORT}/metrics", flush=True)
     server.serve_forever()
     return 0

@@ -106,7 +106,7 @@ def test_status_for_programs_says_what_the_screen_says() -> None:
     said = _status.summary(plan, {"t1": head, "t2": member})
     assert said["serving"] and said["lines"] == _status.screen(plan, {"t1": head, "t2": member})
     assert "ann@desk runs site, since 40 s" in said["lines"]
-    assert any("at GID index 5 instead of 3 (used since 1970-01-01 00:00 UTC)" in line for line in said["lines"])
+    assert any("at GID index 5 instead of 3 (start of 1970-01-01 00:00 UTC)" in line for line in said["lines"])
     down = member | {
         "phase": "stopped",
         "active": "inactive",

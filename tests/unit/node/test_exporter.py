@@ -37,7 +37,12 @@ def member(tmp_path: Path) -> Path:
                 },
                 "timeouts": {"start_s": 1, "stop_s": 1, "heartbeat_s": 1},
                 "recovery": {"backoff_s": [60], "canary_interval_s": 1, "canary_silence_s": 1, "load_silence_s": 1},
-                "start": {"free_mib": 0, "legs": [], "checkpoint": "/m", "virtual_heads": {}, "config_hash": "", "sysfs": "/sys"},
+                "start": {
+                    "free_mib": 0, "legs": [{"hca": "rocep1s0f0", "netdev": "enp1s0f0np0", "address": "10.10.0.1"}], "checkpoint": "/m",
+                    "virtual_heads": {}, "config_hash": "", "sysfs": str(tmp_path / "sys"),
+                    "gate": "", "gate_max_age_s": 604800, "log_lines": {}, "warm_up": [],
+                },
+                "guard": {"at_floor": "stop", "floor_mib": 1536, "flush_floor_mib": 4096, "load_cached_mib": 8192},
             }
         ),
         "etc/lab/api-key": "sesame",
@@ -51,12 +56,17 @@ def member(tmp_path: Path) -> Path:
         "sys/class/infiniband/rocep1s0f0/ports/1/gids/3": "::ffff:10.10.0.1",
         "sys/class/infiniband/rocep1s0f0/ports/1/gid_attrs/types/3": "RoCE v2",
         "sys/class/infiniband/rocep1s0f0/ports/1/counters/port_rcv_data": "42",
+        "sys/class/infiniband/rocep1s0f0/ports/1/rate": "200 Gb/sec (4X HDR)",
+        "sys/class/infiniband/rocep1s0f0/device/current_link_speed": "32.0 GT/s PCIe",
+        "sys/class/infiniband/rocep1s0f0/device/current_link_width": "4",
+        "sys/class/infiniband/rxe0/parent": "eth0",
+        "sys/class/infiniband/rxe0/ports/1/rate": "2.5 Gb/sec (1X SDR)",
+        "var/gate/lab.json": json.dumps({"measured_at": 1700000000, "problems": []}),
     }  # fmt: skip
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content + "\n")
     (tmp_path / "sys/class/net/enp1s0f0np0/carrier").mkdir()  # reading it fails, as that of a port that is down does
-    (tmp_path / "var").mkdir()
     return tmp_path
 
 
@@ -81,6 +91,12 @@ def test_what_is_known_is_said_exactly_and_what_is_not_is_left_out(member: Path)
     assert 'gb10_canary_seconds{group="lab",rank="0"} 0.25\n' in said
     assert 'gb10_hca_counter_total{hca="rocep1s0f0",counter="port_rcv_data"} 42\n' in said
     assert 'gb10_breaker_open{group="lab",rank="0"} 0\n' in said
+    assert 'gb10_leg_info{device="enp1s0f0np0",hca="rocep1s0f0"} 1\n' in said
+    assert 'gb10_hca_rate_bits_per_second{hca="rocep1s0f0"} 200000000000\n' in said and 'bits_per_second{hca="rxe0"' not in said
+    assert 'gb10_hca_pcie_transfers_per_second{hca="rocep1s0f0"} 128000000000\n' in said
+    assert 'gb10_guard_floor_bytes{group="lab",rank="0"} 1610612736\n' in said
+    assert 'gb10_gate_max_age_seconds{group="lab"} 604800\n' in said
+    assert 'gb10_gate_measured_seconds{group="lab"} 1700000000\n' in said and 'gb10_gate_passed{group="lab"} 1\n' in said
     assert "gb10_port_carrier{" not in said and "gb10_rank_failure_seconds" not in said and 'device="lo"' not in said
 
 
@@ -103,9 +119,21 @@ def test_an_open_breaker_is_seen(member: Path) -> None:
     assert 'gb10_group_failures{group="lab",rank="0"} 2\n' in said
 
 
+def test_what_the_guard_did_is_seen(member: Path) -> None:
+    assert "gb10_guard_ended_group_seconds" not in scrape(member)
+    (member / "run/lab/guard.json").write_text(json.dumps({"at": 1700000000.0, "action": "rank told to stop", "reason": "x"}))
+    assert 'gb10_guard_ended_group_seconds{group="lab",rank="0"} 1700000000\n' in scrape(member)
+
+
+def test_a_gate_that_did_not_pass_says_so(member: Path) -> None:
+    (member / "var/gate/lab.json").write_text(json.dumps({"measured_at": 1700000000, "problems": ["slow"]}))
+    assert 'gb10_gate_passed{group="lab"} 0\n' in scrape(member)
+
+
 def test_it_answers_metrics_and_nothing_else_on_its_own_address(member: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from gb10_node import config, exporter; exporter.PORT = int(sys.argv[1]); "
+        f"exporter.VAR = Path({str(member / 'var')!r}); "
         f"exporter.serve(config.load('lab', *(Path({str(member)!r}, name) for name in ('etc', 'run', 'var'))))"
     )
     port = 30000 + os.getpid() % 20000
