@@ -9,11 +9,7 @@ import time
 from typing import Any
 
 from ansible.plugins.action import ActionBase
-from ansible.utils.display import Display
-
-display = Display()
-LINE_WIDTH = 140
-"""Columns of a log line that are shown: progress has to stay one line on a terminal."""
+from ansible_collections.gb10.cluster.plugins.plugin_utils import _channel
 
 
 class ActionModule(ActionBase):
@@ -38,7 +34,7 @@ class ActionModule(ActionBase):
                     "failed": True,
                     "msg": f"the group did not serve within {waited:.0f} s; {host} is {what}: see the playbook gb10.cluster.logs",
                 }
-            line = f"{host}: {what} | {result['line'].splitlines()[-1] if result['line'] else ''}"[:LINE_WIDTH]
-            if line != shown:
-                display.display(f"  {waited:5.0f} s  {line}")
+            line = f"{what} | {result['line'].splitlines()[-1] if result['line'] else ''}"
+            if line != shown and not self._task.no_log:
+                _channel.tell(host, waited, line)
                 shown = line

@@ -20,8 +20,11 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Make the plan on the controller."""
         super().run(tmp, task_vars)
+        _validation, arguments = self.validate_argument_spec(
+            {"changes": {"type": "dict", "default": {}}, "of": {"type": "str", "default": ""}}
+        )
         lookup = lookup_loader.get("gb10.cluster.plan", loader=self._loader, templar=self._templar)
         try:
-            return {"changed": False, "plan": lookup.run([], variables=task_vars)[0]}
+            return {"changed": False, "plan": lookup.run([arguments["changes"]], variables=task_vars)[0]}
         except AnsibleError as error:
-            return {"failed": True, "msg": str(error)}
+            return {"failed": True, "msg": f"{arguments['of']}: {error}" if arguments["of"] else str(error)}

@@ -17,7 +17,12 @@ description:
   - Settings are read where the lookup is used, and from the members' own variables where they are not visible there, so that
     a play on C(localhost) gets the same plan. They must agree over all members, except for C(cluster_address) and
     C(cluster_management_interface), which are each host's own.
-options: {}
+options:
+  _terms:
+    description:
+      - Settings (C(cluster_*)) that are to hold in place of the inventory's, one mapping at most. C(cluster_profile_changes) adds to what is there.
+    type: list
+    elements: dict
 notes:
   - A profile given as a path is found relative to the inventory's folder.
 seealso:
@@ -29,6 +34,10 @@ EXAMPLES = r"""
 - name: Show where the service will be
   ansible.builtin.debug:
     msg: "{{ lookup('gb10.cluster.plan').service.url }}"
+
+- name: Show what another setting would make of it
+  ansible.builtin.debug:
+    msg: "{{ lookup('gb10.cluster.plan', {'cluster_api_port': 8001}).service.url }}"
 
 - name: Use this host's part of the plan
   ansible.builtin.debug:
@@ -44,17 +53,19 @@ _raw:
   elements: dict
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import yaml
 from ansible.errors import AnsibleLookupError
 from ansible.plugins.lookup import LookupBase
+from ansible_collections.gb10.cluster.plugins.module_utils._changes import settings_with
 from ansible_collections.gb10.cluster.plugins.module_utils._errors import PlanError
 from ansible_collections.gb10.cluster.plugins.module_utils._schema import SETTINGS
 from ansible_collections.gb10.cluster.plugins.plugin_utils import _inputs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 GROUP = "sparks"
 # Each host's own; and the name under which plays keep the plan itself.
@@ -68,18 +79,19 @@ class LookupModule(LookupBase):
 
     def run(self, terms: list[Any], variables: dict[str, Any] | None = None, **kwargs: Any) -> list[dict[str, Any]]:
         try:
-            if terms or kwargs:
-                raise PlanError("lookup gb10.cluster.plan takes no arguments: the inventory says everything")
-            return [self._plan(variables or {})]
+            if kwargs or len(terms) > 1 or not all(isinstance(term, Mapping) for term in terms):
+                raise PlanError("lookup gb10.cluster.plan takes one mapping of settings at most: the inventory says everything else")
+            return [self._plan(variables or {}, *terms)]
         except PlanError as error:
             raise AnsibleLookupError(str(error)) from error
 
-    def _plan(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+    def _plan(self, variables: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
         names = list(variables.get("groups", {}).get(GROUP, []))
         if not names:
             raise PlanError(f"inventory: group {GROUP} has no hosts: list the members in it, the head first")
         hosts = [variables["hostvars"][name] for name in names]
         settings = {**_common_settings(names, hosts), **self._visible_settings(variables)}
+        settings = settings_with(settings, _inputs.plain(changes or {}, "settings"))
         members = [_member(name, host) for name, host in zip(names, hosts, strict=True)]
         return _inputs.plan(members, settings, base=hosts[0].get("inventory_dir") or ".")
 

@@ -10,6 +10,7 @@ before a speed is steady does not count (z-lab/dflash#135); a difference within 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -204,7 +205,9 @@ def _differences(where: str, before: Any, after: Any) -> list[str]:
         names = [*before, *(name for name in after if name not in before)]
         return [line for name in names for line in _differences(f"{where}.{name}".lstrip("."), before.get(name), after.get(name))]
     if isinstance(before, list) and isinstance(after, list):
-        gone, new = ([str(item) for item in one if item not in other] for one, other in ((before, after), (after, before)))
+        # By count: a value may be that of another option as well.
+        counts = [Counter(map(str, one)) for one in (before, after)]
+        gone, new = (list((one - other).elements()) for one, other in (counts, counts[::-1]))
         return [f"{where}: {' '.join(gone) or 'nothing'} became {' '.join(new) or 'nothing'}"] if gone or new else []
     return [] if before == after else [f"{where}: {before} became {after}"]
 

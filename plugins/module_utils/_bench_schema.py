@@ -1,9 +1,13 @@
 # Copyright: gb10.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""JSON schema (2020-12) of a benchmark's document, `bench.json`. Units are in the names: tokens, seconds (`_s`), tokens per second, MiB."""
+"""JSON schemas (2020-12): a benchmark's document, `bench.json`, and a ladder's, `ladder.json`.
+
+Units are in the names: tokens, seconds (`_s`), tokens per second, MiB.
+"""
 
 from __future__ import annotations
 
+from . import _ladder
 from ._bench import DECODE, MIXED, PREFILL, VERSION
 from ._schema import BOOLEAN, TEXT, Schema, _integer, _list, _object
 
@@ -56,5 +60,32 @@ DOCUMENT = _object(
         "settings": _object({"profile": TEXT, "topology": TEXT, "members": _list(TEXT)}),
         "provenance": {"type": "object", "additionalProperties": PROVENANCE},
         "steps": _list(STEP),
+    }
+)
+SETTINGS_CHANGE: Schema = {"type": "object", "propertyNames": {"pattern": "^cluster_"}}
+TRY = _object(
+    {
+        "name": TEXT,
+        "on": TEXT,
+        "settings": SETTINGS_CHANGE,
+        "verdict": {"enum": [_ladder.FIRST, _ladder.BETTER, _ladder.SAME, _ladder.WORSE, _ladder.UNMEASURED, _ladder.FAILED]},
+        "why": STRING,
+        "digest": STRING,
+        "differences": _list(STRING),
+        "steps": _list(STEP),
+        "provenance": DOCUMENT["properties"]["provenance"],
+    }
+)
+LADDER = _object(
+    {
+        "version": {"const": _ladder.VERSION},
+        "utc": TEXT,
+        "group": TEXT,
+        "model": TEXT,
+        "digest": TEXT,
+        "case": _list({"type": "object"}, minItems=1),
+        "rungs": _list(_object({"name": TEXT, "settings": SETTINGS_CHANGE}), minItems=1),
+        "tries": _list(TRY),
+        "done": BOOLEAN,
     }
 )

@@ -73,6 +73,8 @@ MEBIBYTES = _integer(64)
 GUARD = _object(
     {"at_floor": {"enum": ["stop", "kill", "log"]}, "floor_mib": MEBIBYTES, "flush_floor_mib": MEBIBYTES, "load_cached_mib": MEBIBYTES}
 )
+# What is told -> a regular expression for the line that tells it.
+LOG_LINES = _map(TEXT, {**TEXT, "format": "regex"})
 SCALAR: Schema = {"type": ["string", "integer", "number"], "minLength": 1}
 VARIABLE = _text(r"^[A-Z_][A-Z0-9_]*$", "the name of an environment variable")
 
@@ -110,6 +112,7 @@ SETTINGS = _object(
         "cluster_checkpoint_source": {"type": ["string", "null"], "minLength": 1, "default": None},
         "cluster_image_archive": {"type": ["string", "null"], "minLength": 1, "default": None},
         "cluster_allow_disruption": {**BOOLEAN, "default": False},
+        "cluster_profile_changes": {"type": "object", "default": {}},
     },
 )
 
@@ -197,7 +200,11 @@ PROFILE = _object(
                 ),
                 "master_port": PORT,
             },
-            {"cache_mount": PATH, "refused": _map(_text(r"^[a-z][a-z0-9-]*$", "the name of an option without its dashes"), TEXT)},
+            {
+                "cache_mount": PATH,
+                "refused": _map(_text(r"^[a-z][a-z0-9-]*$", "the name of an option without its dashes"), TEXT),
+                "log_lines": LOG_LINES,
+            },
         ),
         "parallelism": _object({"tensor_parallel_size": _integer(1)}, {"expert_parallel": BOOLEAN}),
         "memory": _object(
@@ -217,7 +224,7 @@ PROFILE = _object(
                 "start_timeout_s": SECONDS,
                 "stop_timeout_s": SECONDS,
             },
-            {"recovery": _object({}, _RECOVERY)},
+            {"recovery": _object({}, _RECOVERY), "warm_up": _list(_integer(1), uniqueItems=True)},
         ),
         "probes": PROBES,
     },
@@ -273,6 +280,9 @@ RANK_CONFIG = _object(
                 "legs": _list(_object({"hca": TEXT, "netdev": TEXT, "address": _ADDRESS}), minItems=2),
                 "checkpoint": PATH,
                 "virtual_heads": {"anyOf": [_object({}), PREPARATION["properties"]["virtual_heads"]]},
+                "log_lines": LOG_LINES,
+                "warm_up": _list(_integer(1)),
+                "gate": _text(r"^[0-9a-f]{64}$", "a SHA-256 in hexadecimal"),
             }
         ),
     }

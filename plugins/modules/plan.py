@@ -19,12 +19,25 @@ attributes:
   action:
     support: full
     description: Runs on the controller.
-options: {}
+options:
+  changes:
+    description: Settings (C(cluster_*)) that are to hold in place of the inventory's; C(cluster_profile_changes) adds to what is there.
+    type: dict
+    default: {}
+  of:
+    description: What is planned, for a message that says where a mistake is; empty for the inventory as it is.
+    type: str
+    default: ""
 """
 
 EXAMPLES = r"""
 - name: Make the plan
   gb10.cluster.plan:
+
+- name: Make the plan of another port
+  gb10.cluster.plan:
+    changes: {cluster_api_port: 8001}
+    of: the second port
 """
 
 RETURN = r"""

@@ -9,12 +9,9 @@ from typing import Any
 
 from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
-from ansible.utils.display import Display
 from ansible_collections.gb10.cluster.plugins.module_utils import _progress
+from ansible_collections.gb10.cluster.plugins.plugin_utils import _channel
 
-display = Display()
-LINE_WIDTH = 160
-"""Columns that are shown: progress has to stay one line on a terminal."""
 PATIENCE_S = 60
 """For a connection that is lost; the job goes on without it."""
 RETRY_S = 3
@@ -31,9 +28,8 @@ class FollowingAction(ActionBase):
         result = self._ask(arguments, task_vars or {})
         while not (result.get("failed") or result.get("finished", True) or arguments.get("state") == "started"):
             line = _progress.line(result.get("progress", {}))
-            if line != shown:
-                host = (task_vars or {}).get("inventory_hostname", "")
-                display.display(f"  {time.monotonic() - begin:5.0f} s  {host}: {line}"[:LINE_WIDTH])
+            if line != shown and not self._task.no_log:
+                _channel.tell((task_vars or {}).get("inventory_hostname", ""), time.monotonic() - begin, line)
                 shown = line
             arguments["state"] = "awaited"  # a job that ends in between is not begun again
             result = self._ask(arguments, task_vars or {})

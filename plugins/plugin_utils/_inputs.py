@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ..module_utils import _schema
+from ..module_utils._changes import CHANGES, changed
 from ..module_utils._errors import PlanError
 from ..module_utils._plan import build_plan
 
@@ -49,6 +50,8 @@ def plan(members: Any, settings: Any, profile: Any = None, base: str | os.PathLi
     """Check all inputs and build the plan. `profile`: a mapping, or else `cluster_profile` names one (paths start at `base`)."""
     members, settings = check_members(members), check_settings(settings)
     profile = check_profile(profile) if profile is not None else load_profile(settings["cluster_profile"], base)
+    if settings[CHANGES]:
+        profile = check_profile(changed(profile, settings[CHANGES]), CHANGES)
     return build_plan(members, settings, profile)
 
 

@@ -13,17 +13,23 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from ..module_utils._bench import DECODE, PREFILL, table
+from ..module_utils import _ladder
+from ..module_utils._bench import DECODE, PREFILL, step_of, table
 
 COLOUR, FAINT = "#0072b2", "#999999"
+HEADROOM = 1.08
+"""For the uppermost dot to be whole."""
 STYLE = """
 :root { color-scheme: light dark }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; display: block; overflow-x: auto }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; overflow-wrap: anywhere }
+h1 { font-size: 1.5rem } h2 { font-size: 1.25rem }
+table { border-collapse: collapse; display: block; overflow-x: auto; overflow-wrap: normal }
 th, td { text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid #8886; vertical-align: top }
-td.number { text-align: right; font-variant-numeric: tabular-nums }
+.number { text-align: right; font-variant-numeric: tabular-nums } .any { overflow-wrap: anywhere; min-width: 6rem }
 figure { margin: 1rem 0; background: #fff; padding: .5rem } figure svg { width: 100%; height: auto }
-pre { overflow-x: auto } .refused { color: #c0392b }
+pre { overflow-x: auto } pre.words { white-space: pre-wrap }
+.refused, .failed { color: #c0392b } .better { font-weight: bold }
+@media (max-width: 40rem) { body { font-size: 14px } th, td { padding-right: .5rem } }
 """
 
 
@@ -46,7 +52,7 @@ def plots(document: Mapping[str, Any]) -> dict[str, str]:
             figure = Figure(figsize=(7, 3.6), layout="constrained")
             axes = figure.add_subplot()
             _draw(axes, steps, key)
-            axes.set(xlabel=label, ylabel="tokens per second", ylim=(0, None), title=f"{kind}, {document['model']}")
+            axes.set(xlabel=label, ylabel="tokens per second", ylim=(0, HEADROOM * axes.dataLim.y1), title=f"{kind}, {document['model']}")
             axes.spines[["top", "right"]].set_visible(False)
             buffer = io.StringIO()
             figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
@@ -64,12 +70,20 @@ def _draw(axes: Any, steps: Sequence[Mapping[str, Any]], key: str) -> None:
     axes.set_xticks(range(len(steps)), [str(step[key]) for step in steps])
 
 
-def html(document: Mapping[str, Any], pictures: Mapping[str, str]) -> str:
-    """All of it in one file: no script, nothing fetched, readable in light and dark, the JSON at its end."""
-    head = escape(f"{document['model']}, {document['utc']}")
-    parts = [
+def _page(title: str, parts: Sequence[str], document: Mapping[str, Any]) -> str:
+    """One file: no script, nothing fetched, readable in light and dark, the JSON at its end."""
+    head = escape(title)
+    begin = (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{head}</title>',
         f"<style>{STYLE}</style><h1>{head}</h1>",
+    )
+    end = f"<details><summary>JSON</summary><pre>{escape(json.dumps(document, indent=1))}</pre></details></html>\n"
+    return "\n".join([*begin, *parts, end])
+
+
+def html(document: Mapping[str, Any], pictures: Mapping[str, str]) -> str:
+    """All of it in one file."""
+    parts = [
         f"<p>{escape(document['gate'])}; {escape(document['gpu'])}.</p>",
         _results(document),
         # An SVG within HTML has no declaration of its own.
@@ -77,9 +91,28 @@ def html(document: Mapping[str, Any], pictures: Mapping[str, str]) -> str:
         "<h2>What ran</h2>",
         *(_provenance(member, said) for member, said in document["provenance"].items()),
         f"<h2>As a terminal shows it</h2><pre>{escape(chr(10).join(table(document)))}</pre>",
-        f"<details><summary>JSON</summary><pre>{escape(json.dumps(document, indent=1))}</pre></details></html>\n",
     ]
-    return "\n".join(parts)
+    return _page(f"{document['model']}, {document['utc']}", parts, document)
+
+
+def ladder_html(ladder: Mapping[str, Any]) -> str:
+    """A ladder in one file: each try with its figures, what differs from the best before it, and where it ends."""
+    names = [step_of(step).name for step in ladder["case"]]
+    rows = []
+    for each in ladder["tries"]:
+        medians = {step["name"]: step["median"] for step in each["steps"]}
+        figures = "".join(f"<td class=number>{'-' if medians.get(name) is None else format(medians[name], '.4g')}" for name in names)
+        below = "" if each["verdict"] == _ladder.FIRST else f"on top of {each['on']}{': ' if each['why'] else ''}{each['why']}"
+        what = "<br>".join(escape(line) for line in [below, *_ladder.gathered(each["differences"])])
+        rows.append(f"<tr><th>{escape(each['name'])}<td class={each['verdict']}>{each['verdict']}{figures}<td class=any>{what}")
+    best = _ladder.base(ladder)
+    header = f"<tr><th>rung<th>verdict{''.join(f'<th class=number>{escape(name)}' for name in names)}<th>why, and what differs"
+    parts = [
+        "<p>Tokens per second, medians. Each rung was tried on top of the best before it.</p>",
+        f"<table>{header}{''.join(rows)}</table>",
+        f"<h2>Best: {escape(best['name'])}</h2><pre>{escape(json.dumps(best['settings'], indent=1))}</pre>",
+    ]
+    return _page(f"Ladder of {ladder['model']}, {ladder['utc']}", parts, ladder)
 
 
 def _results(document: Mapping[str, Any]) -> str:
@@ -87,21 +120,26 @@ def _results(document: Mapping[str, Any]) -> str:
     for step in document["steps"]:
         name = escape(step["name"])
         if step["median"] is None:
-            rows.append(f'<tr><th>{name}<td class="refused" colspan="4">{escape(step["refused"])}')
+            rows.append(f'<tr><th>{name}<td class="refused any" colspan="5">{escape(step["refused"])}')
             continue
         spread = (step["most"] - step["least"]) / step["median"]
-        floors = ", ".join(f"{member} {floor['free_mib']}" for member, floor in step["memory_floor"].items())
+        floor, member = min(((floor["free_mib"], member) for member, floor in step["memory_floor"].items()), default=("", ""))
         figures = (
             f"{step['median']:.4g}",
             f"{spread:.1%}",
             f"{sum(r['counts'] for r in step['repetitions'])} of {len(step['repetitions'])}",
         )
-        rows.append(f"<tr><th>{name}{''.join(f'<td class=number>{figure}' for figure in figures)}<td>{escape(floors)}")
-    header = "<tr><th>step<th>tokens per second, median<th>spread<th>repetitions that count<th>least free memory (MiB)"
+        rows.append(
+            f"<tr><th>{name}{''.join(f'<td class=number>{figure}' for figure in figures)}<td class=number>{floor}<td>{escape(member)}"
+        )
+    numbers = "".join(
+        f"<th class=number>{name}" for name in ("tokens per second, median", "spread", "repetitions that count", "least free MiB")
+    )
+    header = f"<tr><th>step{numbers}<th>on"
     return f"<table>{header}{''.join(rows)}</table>"
 
 
 def _provenance(member: str, said: Mapping[str, Any]) -> str:
     plain = {name: value for name, value in said.items() if isinstance(value, str)}
-    rows = "".join(f"<tr><th>{escape(name)}<td>{escape(value or 'not known')}" for name, value in plain.items())
-    return f"<h3>{escape(member)}</h3><table>{rows}</table><pre>{escape(' '.join(said.get('arguments', [])))}</pre>"
+    rows = "".join(f"<tr><th>{escape(name)}<td class=any>{escape(value or 'not known')}" for name, value in plain.items())
+    return f"<h3>{escape(member)}</h3><table>{rows}</table><pre class=words>{escape(' '.join(said.get('arguments', [])))}</pre>"

@@ -112,6 +112,21 @@ def test_addresses_and_interfaces_of_single_hosts(tmp_path: Path) -> None:
     }
 
 
+def test_changes_of_the_profile_add_up_from_inventory_and_lookup(tmp_path: Path) -> None:
+    more = "{'cluster_profile_changes': {'engine': {'arguments': {'max-num-seqs': 4, 'dtype': none}}}, 'cluster_api_port': 8001}"
+    tasks = [keep(f"lookup('gb10.cluster.plan', {more}).members.t1.rank_config.container.command", "command")]
+    changes = {"engine": {"arguments": {"max-num-batched-tokens": 64}}}
+    code, output = play(tmp_path, tasks, cluster_profile_changes=changes)
+    assert code == 0, output
+    command = json.loads((tmp_path / "command-localhost.json").read_text())
+    given = {command[place]: command[place + 1] for place in range(len(command) - 1) if command[place].startswith("--")}
+    assert (given["--max-num-batched-tokens"], given["--max-num-seqs"], given["--port"]) == ("64", "4", "8001") and "--dtype" not in given
+    # `-e NAME=VALUE` gives text.
+    changes["engine"]["arguments"]["max-num-batched-tokens"] = 128
+    code, output = run(tmp_path, "hosts.yml", "play.yml", "-e", f"cluster_profile_changes='{json.dumps(changes)}'")
+    assert code == 0 and '"128"' in (tmp_path / "command-localhost.json").read_text(), output
+
+
 def test_filters_give_the_parts_of_the_plan(tmp_path: Path) -> None:
     inputs = {
         "nodes": [{"name": name, "address": host["ansible_host"]} for name, host in HOSTS.items()],
@@ -171,7 +186,7 @@ def test_wrong_calls_are_told_apart(tmp_path: Path) -> None:
     calls = {
         "[] | gb10.cluster.nccl_env({'cluster_topology': 'ring'})": "cluster_topology ring needs at least 3 members",
         "[] | gb10.cluster.plan": "missing 1 required positional argument: 'settings'",
-        "lookup('gb10.cluster.plan', 'x')": "takes no arguments",
+        "lookup('gb10.cluster.plan', 'x')": "takes one mapping of settings at most",
     }
     output = play(tmp_path, [show(expression) for expression in calls])[1]
     assert [message for message in calls.values() if message not in " ".join(output.split())] == []

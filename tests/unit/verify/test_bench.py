@@ -188,6 +188,13 @@ def test_what_differs_comes_before_how_fast() -> None:
     assert "only before" in lines[5] and "only after" in lines[6]
 
 
+def test_a_value_that_another_option_has_as_well_is_told_apart() -> None:
+    before, after = document(x1=[30, 30, 30]), document(x1=[30, 30, 30])
+    for side, tokens in ((before, "64"), (after, "512")):
+        side["provenance"]["t1"]["arguments"] = ["--max-model-len", "512", "--max-num-batched-tokens", tokens]
+    assert bench_compare(before, after)[0] == "t1.arguments: 64 became 512"
+
+
 def test_a_figure_that_was_refused_is_compared_with_nothing() -> None:
     lines = bench_compare(document(x1=[30, 30]), document(x1=[40, 40, 40]))
     assert "no figure before: 2 of 2 repetitions count" in lines[-1]
