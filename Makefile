@@ -3,7 +3,7 @@ ARGS ?=
 INVENTORY ?= lab
 
 .DEFAULT_GOAL := help
-.PHONY: help lab site plan lab-down fullkernel fullkernel-down test test-all lint sanity unit format
+.PHONY: help lab site plan lab-down fullkernel fullkernel-down test test-all lint sanity unit format docs release pages
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -43,3 +43,12 @@ unit: ## unit tests; ARGS="-k topology"
 
 format: ## ruff's formatter and its safe fixes
 	@tools/run ruff format . && tools/run ruff check --fix .
+
+docs: ## the reference of all modules, filters, lookups and roles, as HTML in build/reference
+	@tools/release reference
+
+pages: ## what docs/ and the READMEs have of data and code, written anew
+	@tools/pages
+
+release: ## the tarball, installed offline and planned from; documentation, galaxy-importer, ansible-builder
+	@tools/release

@@ -104,8 +104,8 @@ def launch_of(config: Mapping[str, Any]) -> Launch:
         draft="speculative-config" in options,
         vision="language-model-only" not in options,
         expert_parallel="enable-expert-parallel" in options,
-        # System A's and system B's images read the tables from files; vLLM itself keeps them in memory, pinned or not.
-        tables_on_disk=variables.get("DSV41_ENGRAM_DISK") == "1" or "DSV41_SOURCE" in variables,
+        # System A's, system B's and our own image read the tables from files; vLLM itself keeps them in memory, pinned or not.
+        tables_on_disk=variables.get("DSV41_ENGRAM_DISK") == "1" or "DSV41_SOURCE" in variables or bool(variables.get("GB10_ENGRAM_DIR")),
         gpu=container["gpus"],
         limit=container["memory_mib"] * 2**20,
         variables=variables,

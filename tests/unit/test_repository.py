@@ -33,7 +33,7 @@ def test_a_roles_specification_is_its_defaults(role: str) -> None:
 
 @pytest.mark.parametrize(
     ("folders", "licence"),
-    [(("plugins", "roles", "playbooks", "tests", "tools"), "GPL-3.0-or-later"), (("runtime", "kernels"), "Apache-2.0")],
+    [(("examples", "plugins", "roles", "playbooks", "tests", "tools"), "GPL-3.0-or-later"), (("runtime", "kernels"), "Apache-2.0")],
 )
 def test_a_source_names_the_licence_of_its_folder(folders: tuple[str, ...], licence: str) -> None:
     """An empty file (a package's __init__.py) has nothing to license."""
@@ -50,7 +50,20 @@ def test_the_collection_ships_what_runs_and_nothing_else(tmp_path: Path) -> None
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
         shipped = {member.name for member in archive if member.isfile()} - {"MANIFEST.json", "FILES.json"}
-    folders = {"LICENSES", "changelogs", "docs", "inventories", "kernels", "meta", "playbooks", "plugins", "profiles", "roles", "runtime"}
+    folders = {
+        "LICENSES",
+        "changelogs",
+        "docs",
+        "examples",
+        "inventories",
+        "kernels",
+        "meta",
+        "playbooks",
+        "plugins",
+        "profiles",
+        "roles",
+        "runtime",
+    }
     top = {"CHANGELOG.rst", "LICENSE", "README.md", "requirements.txt"}
     existing = {name for name in FILES if (ROOT / name).is_file() and not Path(name).name.startswith(".")}
     assert shipped == {name for name in existing if name in top or name.split("/")[0] in folders}

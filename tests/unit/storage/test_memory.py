@@ -182,6 +182,11 @@ def test_what_is_launched_is_what_is_counted(config_a: dict[str, Any], config_b:
     assert (b.ranks, b.context, b.batched_tokens, b.kv_bytes, b.vision, b.tables_on_disk) == (2, 600_000, 1024, 2_684_354_560, False, True)
 
 
+def test_our_own_image_reads_the_tables_from_disk_too() -> None:
+    launch = _memory.launch_of(rank_config("dsv41-exl3-3.5bpw-tp3-lakyfx", "ring", 3))
+    assert (launch.tables_on_disk, launch.kv_bytes, launch.sequences) == (True, 8_074_035_200, 8)
+
+
 def test_system_b_fits_as_published_and_not_with_much_more(config_b: dict[str, Any]) -> None:
     """The kit asks for 12 GiB beside the weights; its worker had 5.8 GiB available after the start. Its pool of 2.5 GiB held 774,400 tokens."""
     launch = _memory.launch_of(config_b)
