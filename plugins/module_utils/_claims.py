@@ -322,6 +322,12 @@ BY_HAND = (
         '"0 differ"',
     ),
     Claim("flap", "GIDs at a start after a leg's flap", "gb10.cluster.restart", "`events` in `gb10.cluster.status -e output=json`"),
+    Claim(
+        "ras",
+        "NCCL's RAS answers at a hang",
+        "`kill -STOP` one rank's engine, then gb10.cluster.evidence",
+        "`nccl-ras` of the head names the rank that is silent",
+    ),
     Claim("stacks", "Python stacks after a hang", "gb10.cluster.evidence, with an image that has py-spy", "a `py-spy` file of each rank"),
     Claim(
         "sudo",
