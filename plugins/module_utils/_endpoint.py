@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
-from . import _host
+from . import _host, _serving
 from ._openai import Event, Reply, Request
 from ._sse import Parser
 
@@ -32,6 +34,15 @@ class Endpoint:
     port: int
     key: str
     timeout: float
+    tls: bool = False
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if not self.tls:
+            return http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
+        # Over the loopback, where the certificate's name is not asked for: what it proves to clients is not what is tested here.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return http.client.HTTPSConnection(self.host, self.port, timeout=self.timeout, context=context)
 
     def ask_all(self, requests: Sequence[Request]) -> list[Reply]:
         """All at once; replies in the order of the requests."""
@@ -44,7 +55,7 @@ class Endpoint:
         """One request to its end, whatever that is: nothing is raised."""
         begin = time.monotonic()
         deadline = begin + self.timeout + request.prompt_tokens / SLOWEST_PREFILL
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
+        connection = self._connection()
         parser, events, received = Parser(), [], bytearray()
         status, error, timed_out, cut = 0, "", False, False
         try:
@@ -84,5 +95,5 @@ def of_group(group: str, port: int, timeout: float) -> Endpoint:
     """The endpoint of a group, from its head, where alone its key is. Raises LookupError, one sentence, elsewhere."""
     path = f"/etc/gb10/{group}/api-key"
     if key := _host.read(path):
-        return Endpoint("127.0.0.1", port, key, timeout)
+        return Endpoint("127.0.0.1", port, key, timeout, Path(f"/etc/gb10/{group}/{_serving.TLS_FOLDER}/{_serving.CERTIFICATE}").exists())
     raise LookupError(f"{path} is absent or empty on this member: run the service role, and this on the head")

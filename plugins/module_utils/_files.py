@@ -31,11 +31,12 @@ class ManagedFile:
 
 @dataclass(frozen=True)
 class Change:
-    """One difference between a member and what is wanted; `after` is None for a file that goes."""
+    """One difference between a member and what is wanted; `after` is None for a file that goes. `secret`: shown in no diff."""
 
     path: str
     before: bytes | None
     after: ManagedFile | None
+    secret: bool = False
 
     def diff(self) -> dict[str, str]:
         """The change as Ansible's `--diff` shows it."""
@@ -43,7 +44,7 @@ class Change:
         def text(content: bytes | None) -> str:
             if content is None:
                 return ""
-            if (self.after and self.after.secret) or b"\0" in content:
+            if self.secret or b"\0" in content:
                 return "(not shown)\n"
             return content.decode("utf-8", "replace")
 
@@ -81,12 +82,14 @@ class FileSet:
             path = self._host_path(file.path)
             before = _host.read_bytes(path)
             if before != file.content or stat.S_IMODE(os.stat(path).st_mode) != file.mode:
-                changes.append(Change(file.path, before, file))
+                changes.append(Change(file.path, before, file, file.secret))
         kept = {file.path for file in self.wanted}
         for path_name in self._owned:
-            before = _host.read_bytes(self._host_path(path_name))
+            path = self._host_path(path_name)
+            before = _host.read_bytes(path)
             if path_name not in kept and before is not None:
-                changes.append(Change(path_name, before, None))
+                # What it was is not remembered, but a secret is written for its owner alone.
+                changes.append(Change(path_name, before, None, secret=not os.stat(path).st_mode & 0o077))
         return changes
 
     def apply(self) -> None:

@@ -88,7 +88,7 @@ def build_plan(members: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
         "service": {
             "group": cluster["name"],
             "port": settings["cluster_api_port"],
-            "url": f"http://{head.address}:{settings['cluster_api_port']}",
+            "url": f"{'https' if settings['cluster_tls'] else 'http'}://{head.address}:{settings['cluster_api_port']}",
             "served_model_name": profile["serving"]["served_model_name"],
             "max_model_len": profile["serving"]["max_model_len"],
             "launch_order": _serving.launch_order(names),
@@ -254,14 +254,14 @@ def _rank_config(
         "ranks": [{"rank": other.rank, "member": other.name, "address": other.address} for other in ranks],
         "coordination_port": COORDINATION_PORT,
         "master_port": profile["engine"]["master_port"],
-        "api": {"port": settings["cluster_api_port"]},
+        "api": {"port": settings["cluster_api_port"], "tls": settings["cluster_tls"]},
         "served_model_name": profile["serving"]["served_model_name"],
         "container": {
             "name": f"gb10-{name}",
             "image": _image.local_name(profile["image"]["reference"]),
-            "command": _serving.arguments(profile, ranks, member.rank, settings["cluster_api_port"]),
+            "command": _serving.arguments(profile, ranks, member.rank, settings["cluster_api_port"], settings["cluster_tls"]),
             "environment": _serving.environment(profile, member, nccl),
-            "volumes": _volumes(profile, settings),
+            "volumes": _volumes(profile, settings, member.rank == 0),
             "devices": devices,
             "gpus": settings["cluster_gpu"],
             # RDMA registration pins memory; without RDMA devices nothing needs it.
@@ -291,8 +291,8 @@ def _rank_config(
     }
 
 
-def _volumes(profile: Mapping[str, Any], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The checkpoint, its Engram tables and a rank's packed rows of them, read-only, and the cache of compiled kernels where the profile has one."""
+def _volumes(profile: Mapping[str, Any], settings: Mapping[str, Any], head: bool) -> list[dict[str, Any]]:
+    """The checkpoint, its Engram tables, a rank's packed rows of them and the head's certificate, read-only; the cache of compiled kernels."""
     directories = [profile["checkpoint"]["directory"]]
     engram = profile["checkpoint"].get("preparation", {}).get("engram")
     if engram:
@@ -306,4 +306,8 @@ def _volumes(profile: Mapping[str, Any], settings: Mapping[str, Any]) -> list[di
     if "cache_mount" in profile["engine"]:
         source = f"{CACHE_ROOT}/{settings['cluster_name']}"
         volumes.append({"source": source, "target": profile["engine"]["cache_mount"], "read_only": False})
+    if head and settings["cluster_tls"]:
+        volumes.append(
+            {"source": f"/etc/gb10/{settings['cluster_name']}/{_serving.TLS_FOLDER}", "target": _serving.TLS_MOUNT, "read_only": True}
+        )
     return volumes

@@ -108,6 +108,7 @@ SETTINGS = _object(
         "cluster_devices": _list(PATH, default=["/dev/infiniband"]),
         "cluster_gpu": {**BOOLEAN, "default": True},
         "cluster_api_port": {**PORT, "default": 8000},
+        "cluster_tls": {**BOOLEAN, "default": False},
         "cluster_storage_root": {**PATH, "default": "/var/lib/gb10/models"},
         "cluster_checkpoint_source": {"type": ["string", "null"], "minLength": 1, "default": None},
         "cluster_image_archive": {"type": ["string", "null"], "minLength": 1, "default": None},
@@ -253,7 +254,7 @@ RANK_CONFIG = _object(
         "ranks": _list(_object({"rank": _integer(0), "member": TEXT, "address": _ADDRESS}), minItems=2),
         "coordination_port": PORT,
         "master_port": PORT,
-        "api": _object({"port": PORT}),
+        "api": _object({"port": PORT, "tls": BOOLEAN}),
         "served_model_name": TEXT,
         "container": _object(
             {

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 # Where a checkpoint directory appears inside the container.
 MODELS_MOUNT = "/models"
 
+TLS_FOLDER, TLS_MOUNT = "tls", "/run/gb10-tls"
+"""Where the head keeps the certificate and its key, below /etc/gb10/GROUP, and where its container has them."""
+CERTIFICATE, KEY = "certificate.pem", "key.pem"
+
 # Options and variables that have one home elsewhere.
 OPTION_HOMES = {
     "api-key": "the key file on the head",
@@ -37,6 +41,8 @@ OPTION_HOMES = {
     "node-rank": "the inventory",
     "port": "cluster_api_port",
     "served-model-name": "serving.served_model_name",
+    "ssl-certfile": "cluster_tls",
+    "ssl-keyfile": "cluster_tls",
     "tensor-parallel-size": "parallelism.tensor_parallel_size",
 }
 VARIABLE_HOMES = {
@@ -104,7 +110,7 @@ def _compilation(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"compilation-config": config | {"cudagraph_capture_sizes": capture_sizes(sequences, tokens)}} if tokens else {}
 
 
-def arguments(profile: Mapping[str, Any], members: Sequence[Member], rank: int, port: int) -> list[str]:
+def arguments(profile: Mapping[str, Any], members: Sequence[Member], rank: int, port: int, tls: bool = False) -> list[str]:
     """A rank's argument vector after the image's name.
 
     All ranks carry the same options but for their rank and API: ranks that differ hang without an error. Options are sorted
@@ -132,6 +138,7 @@ def arguments(profile: Mapping[str, Any], members: Sequence[Member], rank: int, 
         "distributed-executor-backend": "mp",
         # The API listens on all addresses of the head: clients are on the management plane, the canary on the head itself.
         **({"headless": True} if rank else {"host": "0.0.0.0", "port": port}),
+        **({"ssl-certfile": f"{TLS_MOUNT}/{CERTIFICATE}", "ssl-keyfile": f"{TLS_MOUNT}/{KEY}"} if tls and not rank else {}),
     }
     argv = [*profile["engine"]["command"], f"{MODELS_MOUNT}/{profile['checkpoint']['directory']}"]
     for name, value in [*placement.items(), *sorted(options.items())]:

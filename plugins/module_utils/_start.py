@@ -19,7 +19,7 @@ GID_VARIABLE = "NCCL_IB_GID_INDEX"
 USABLE = frozenset({"right", "slow", "slow-pcie"})
 """Verdicts on an HCA over which a group computes; that it is slow is the gate's to refuse."""
 OWN_VARIABLES = frozenset({"GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", GID_VARIABLE, "NCCL_SOCKET_IFNAME", "VLLM_API_KEY", "VLLM_HOST_IP"})
-OWN_OPTIONS = {"--headless": 0, "--host": 1, "--node-rank": 1, "--port": 1}
+OWN_OPTIONS = {"--headless": 0, "--host": 1, "--node-rank": 1, "--port": 1, "--ssl-certfile": 1, "--ssl-keyfile": 1}
 """What the ranks of one group rightly have different, by `_serving` and `_nccl`: variables, and options with the number of their values."""
 
 

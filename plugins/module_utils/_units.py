@@ -7,12 +7,14 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import ssl
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import _host
+from . import _host, _serving
 from ._files import ManagedFile
 
 NODE_PACKAGE = "/usr/local/lib/gb10/gb10_node.pyz"
@@ -209,12 +211,14 @@ def rank_files(
     config_json: str,
     sysfs: str,
     gate_max_age_s: float | None,
+    tls: Sequence[ManagedFile] = (),
 ) -> list[ManagedFile]:
     """All files of a rank.
 
     What runs is more than the plan: the image behind its name, the checkpoint's config.json (`config_json`, its hash), the node package and the
     units count too. So rank.json holds them: by its hash a running rank is up to date or not, and by its `digest` the ranks compare themselves
     before a start. `sysfs`: where the member's RDMA devices are read. `gate_max_age_s`: how old the head's gate may be; None: not asked.
+    `tls`: the certificate and its key, as tls_files gives them.
     """
     units = unit_files(config["engine"], config["timeouts"]["stop_s"])
     node = hashlib.sha256(package).hexdigest()
@@ -226,12 +230,41 @@ def rank_files(
         # The engine's path in a unit is the member's own business, so this is no part of the digest.
         "files": {"node": node, "units": hashlib.sha256(b"".join(unit.content for unit in units)).hexdigest()},
     }
+    if tls:
+        # The engine reads it once, so another certificate is another rank.
+        rank["files"]["tls"] = hashlib.sha256(b"".join(file.content for file in tls)).hexdigest()
     content = json.dumps(rank, indent=1, sort_keys=True) + "\n"
     etc = f"/etc/gb10/{config['group']}"
-    files = [*units, _volumes(config), ManagedFile(NODE_PACKAGE, package), ManagedFile(f"{etc}/rank.json", content.encode())]
+    files = [*units, _volumes(config), ManagedFile(NODE_PACKAGE, package), ManagedFile(f"{etc}/rank.json", content.encode()), *tls]
     if api_key is not None:
         files.append(ManagedFile(f"{etc}/api-key", (api_key + "\n").encode(), 0o600, secret=True))
     return files
+
+
+def tls_files(group: str, certificate: str, key: str) -> list[ManagedFile]:
+    """A certificate (with its chain) and its private key, both PEM. Raises ValueError, one sentence, where they are none or not of each other."""
+    with tempfile.NamedTemporaryFile() as first, tempfile.NamedTemporaryFile() as second:
+        for file, text in ((first, certificate), (second, key)):
+            file.write(text.encode())
+            file.flush()
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(first.name, second.name, password=lambda: "")
+        except (ssl.SSLError, OSError) as error:
+            raise ValueError(
+                f"service_tls_certificate and service_tls_key of group {group} do not serve ({error}): give a certificate and its own key, both in PEM, "
+                "the key without a passphrase"
+            ) from None
+    folder = f"/etc/gb10/{group}/{_serving.TLS_FOLDER}"
+    return [
+        ManagedFile(f"{folder}/{_serving.CERTIFICATE}", certificate.encode()),
+        ManagedFile(f"{folder}/{_serving.KEY}", key.encode(), 0o600, secret=True),
+    ]
+
+
+def kept_tls(group: str) -> tuple[str, str]:
+    """The certificate and the key that this member has; empty where it has none."""
+    folder = f"/etc/gb10/{group}/{_serving.TLS_FOLDER}"
+    return _host.read(f"{folder}/{_serving.CERTIFICATE}") or "", _host.read(f"{folder}/{_serving.KEY}") or ""
 
 
 def rank_digest(plan: Mapping[str, Any], image_id: str, config_json: str, rank_json: Mapping[str, Any]) -> str:

@@ -43,6 +43,14 @@ options:
   api_key:
     description: API key of the endpoint. Left out, the head makes one at the first start and keeps it in C(/etc/gb10/GROUP/api-key).
     type: str
+  tls_certificate:
+    description:
+      - The certificate of the endpoint with its chain, in PEM, for the head of a group that is planned with TLS. Left out, the one that the head has stays.
+      - Another one restarts the group, since the engine reads it once.
+    type: str
+  tls_key:
+    description: Its private key, in PEM, without a passphrase.
+    type: str
   sysfs_root:
     description: Where the rank finds the member's RDMA devices before each start.
     type: path
@@ -94,7 +102,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils import _host, _image, _units
 from ..module_utils._engine import Engine
-from ..module_utils._files import FileSet
+from ..module_utils._files import FileSet, ManagedFile
 
 SYSTEMCTL_TIMEOUT_S = 300
 
@@ -112,6 +120,25 @@ def api_key_for(parameters: Mapping[str, Any]) -> str | None:
         return None
     kept = _host.read(f"/etc/gb10/{parameters['group']}/api-key")
     return parameters["api_key"] or kept or secrets.token_urlsafe(32)
+
+
+def tls_for(module: AnsibleModule) -> list[ManagedFile]:
+    """The head's certificate and key where the plan has TLS: given, or kept."""
+    parameters = module.params
+    if parameters["config"]["rank"] or not parameters["config"]["api"]["tls"]:
+        return []
+    group = parameters["group"]
+    certificate, key = parameters["tls_certificate"], parameters["tls_key"]
+    if not certificate:
+        certificate, key = _units.kept_tls(group)
+    if not certificate:
+        module.fail_json(
+            msg=f"group {group} is planned with TLS and its head has no certificate: set service_tls_certificate and service_tls_key"
+        )
+    try:
+        return _units.tls_files(group, certificate, key)
+    except ValueError as error:
+        module.fail_json(msg=str(error))
 
 
 def image_id(module: AnsibleModule, config: Mapping[str, Any]) -> str:
@@ -140,6 +167,7 @@ def files_for(module: AnsibleModule) -> FileSet:
             config_json,
             parameters["sysfs_root"],
             parameters["gate_max_age"],
+            tls_for(module),
         )
     return FileSet(f"service-{parameters['group']}", wanted)
 
@@ -153,10 +181,13 @@ def main() -> None:
             "config": {"type": "dict"},
             "package": {"type": "str"},
             "api_key": {"type": "str", "no_log": True},
+            "tls_certificate": {"type": "str"},
+            "tls_key": {"type": "str", "no_log": True},
             "sysfs_root": {"type": "path", "default": "/sys"},
             "gate_max_age": {"type": "float"},
             "allow_disruption": {"type": "bool", "default": False},
         },
+        required_together=[("tls_certificate", "tls_key")],
         required_if=[("state", "started", ("config", "package")), ("state", "restarted", ("config", "package"))],
         supports_check_mode=True,
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from testinfra.host import Host
 from extensions.molecule.tests.group_hosts import UNIT, all_serve
 from extensions.molecule.tests.lab_hosts import wait_for
 from extensions.molecule.tests.test_faults_start import background
+from tests.certificates import pair
 
 pytestmark = pytest.mark.service
 
@@ -26,6 +28,14 @@ for table in ('ContainerState', 'ContainerConfig', 'IDNamespace'):
 database.commit()" """
 
 
+def said(host: Host, command: str) -> str:
+    """What a command prints; nothing where the host is not there yet."""
+    try:
+        return str(host.run(command).stdout.strip())
+    except RuntimeError:  # ssh itself failed
+        return ""
+
+
 def test_a_suspended_group_is_not_started_by_a_boot(playbook: Any, hosts: dict[str, Host]) -> None:
     done = playbook("suspend")
     assert done.returncode == 0, done.stdout
@@ -33,8 +43,8 @@ def test_a_suspended_group_is_not_started_by_a_boot(playbook: Any, hosts: dict[s
     boot = hosts["t2"].check_output("cat /proc/sys/kernel/random/boot_id; systemctl show --property=UserspaceTimestampMonotonic")
     hosts["t2"].check_output("systemd-run --quiet --on-active=1 systemctl reboot")
     again = "cat /proc/sys/kernel/random/boot_id; systemctl show --property=UserspaceTimestampMonotonic"
-    wait_for(lambda: hosts["t2"].run(again).stdout.strip() not in ("", boot), 120)
-    wait_for(lambda: hosts["t2"].run("systemctl is-system-running").stdout.strip() in ("running", "degraded"), 120)
+    wait_for(lambda: said(hosts["t2"], again) not in ("", boot), 120)
+    wait_for(lambda: said(hosts["t2"], "systemctl is-system-running") in ("running", "degraded"), 120)
     assert not hosts["t2"].service(UNIT).is_running
     assert "a boot does not start the group here -> ansible-playbook gb10.cluster.resume" in " ".join(playbook("status").stdout.split())
 
@@ -89,3 +99,25 @@ def test_a_lock_is_taken_over_by_its_age(playbook: Any, hosts: dict[str, Host]) 
     flat = " ".join((done.stdout + done.stderr).split())
     assert done.returncode == 0 and "took over from ann@elsewhere, whose site began 62 min ago: it has not been heard of for" in flat, flat
     assert hosts["t1"].check_output(f"cat {path}") == "" and all_serve(hosts)
+
+
+def test_the_endpoint_speaks_https_and_no_longer(playbook: Any, hosts: dict[str, Host], tmp_path: Path) -> None:
+    files = [tmp_path / "chain.pem", tmp_path / "key.pem"]
+    for file, text in zip(files, pair(9), strict=True):
+        file.write_text(text)
+    tls = ("-e", '{"cluster_tls": true, "cluster_allow_disruption": true}')
+    done = playbook(
+        "site", "--tags", "service", "--diff", *tls, "-e", f"service_tls_certificate={files[0]}", "-e", f"service_tls_key={files[1]}"
+    )
+    assert done.returncode == 0 and "https://10.99.0.11:8000/v1" in done.stdout, done.stdout
+    assert "BEGIN PRIVATE KEY" not in done.stdout
+    assert hosts["t1"].check_output("curl -sk -o /dev/null -w '%{http_code}' https://127.0.0.1:8000/health") == "200"
+    assert hosts["t1"].check_output("stat -c %a /etc/gb10/lab/tls/key.pem") == "600"
+    assert not hosts["t2"].file("/etc/gb10/lab/tls").exists
+    done = playbook("verify", "-e", "verify_only=health,models,key", *tls)
+    assert done.returncode == 0, done.stdout
+    again = playbook("site", "--tags", "service", *tls)
+    assert again.returncode == 0 and "changed=0" in again.stdout and "changed=1" not in again.stdout, again.stdout
+    done = playbook("site", "--tags", "service", "--diff", "-e", '{"cluster_allow_disruption": true}')
+    assert done.returncode == 0 and "http://10.99.0.11:8000/v1" in done.stdout and "BEGIN PRIVATE KEY" not in done.stdout, done.stdout
+    assert hosts["t1"].run("curl -s http://127.0.0.1:8000/health").rc == 0 and not hosts["t1"].file("/etc/gb10/lab/tls/key.pem").exists

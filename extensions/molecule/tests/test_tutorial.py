@@ -108,7 +108,6 @@ def test_acceptance_measures_what_this_machine_has(command: Command, tmp_path: P
         "answers",
         "environment",
         "gate",
-        "memory",
         "start",
         "reboot",
         "guard",

@@ -12,7 +12,8 @@ from __future__ import annotations
 import http.client
 import re
 import urllib.error
-import urllib.request
+
+from gb10_node.health import Api
 
 METRICS_TIMEOUT_S = 5.0
 SAMPLE_S = 5.0
@@ -31,10 +32,10 @@ def figures(text: str) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, value in FIGURES.findall(text))
 
 
-def read_figures(port: int) -> tuple[tuple[str, str], ...] | None:
+def read_figures(api: Api) -> tuple[tuple[str, str], ...] | None:
     """The engine's figures now; None when it does not say them."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=METRICS_TIMEOUT_S) as answer:
+        with api.open("/metrics", METRICS_TIMEOUT_S) as answer:
             return figures(answer.read().decode("utf-8", "replace"))
     except (urllib.error.URLError, http.client.HTTPException, OSError):  # the second: an engine that ends while it answers
         return None

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gb10_node.health import Api
+
 
 class ConfigError(ValueError):
     """One sentence: what is wrong, where, what to do."""
@@ -85,7 +87,7 @@ class RankConfig:
     ranks: tuple[Peer, ...]
     coordination_port: int
     master_port: int
-    api_port: int
+    api: Api
     served_model_name: str
     container: Container
     start_s: float
@@ -145,7 +147,7 @@ def load(
             ranks=tuple(Peer(r["rank"], r["member"], r["address"]) for r in raw["ranks"]),
             coordination_port=raw["coordination_port"],
             master_port=raw["master_port"],
-            api_port=raw["api"]["port"],
+            api=Api(**raw["api"]),
             served_model_name=raw["served_model_name"],
             container=Container(
                 name=container["name"],

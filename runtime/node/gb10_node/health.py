@@ -9,32 +9,52 @@
 from __future__ import annotations
 
 import json
+import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 HEALTH_TIMEOUT_S = 5.0
 TOKEN_TIMEOUT_S = 120.0
 """The first token may compile and warm up kernels; it is asked once per start."""
 
 
-def healthy(port: int) -> bool:
+@dataclass(frozen=True)
+class Api:
+    """The endpoint of this member, asked over the loopback."""
+
+    port: int
+    tls: bool = False
+
+    def open(self, path: str, timeout_s: float, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Any:
+        """The answer; raises as urlopen does. No certificate is looked at: it proves the head to clients, and one that ran out must not end a group."""
+        request = urllib.request.Request(
+            f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}{path}", data=body, headers=dict(headers or {})
+        )
+        context = None
+        if self.tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return urllib.request.urlopen(request, timeout=timeout_s, context=context)
+
+
+def healthy(api: Api) -> bool:
     """True when the API process answers `/health` with 200."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=HEALTH_TIMEOUT_S) as answer:
-            return answer.status == 200
+        with api.open("/health", HEALTH_TIMEOUT_S) as answer:
+            return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False
 
 
-def one_token(port: int, model: str, api_key: str | None, timeout_s: float = TOKEN_TIMEOUT_S, prompt: str | list[int] = "1") -> str | None:
+def one_token(api: Api, model: str, api_key: str | None, timeout_s: float = TOKEN_TIMEOUT_S, prompt: str | list[int] = "1") -> str | None:
     """Generate one token after a prompt, text or tokens; None when it worked, otherwise what came back instead, to follow a colon."""
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions",
-        data=json.dumps({"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0}).encode(),
-        headers={"Content-Type": "application/json", **({"Authorization": f"Bearer {api_key}"} if api_key else {})},
-    )
+    body = json.dumps({"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0}).encode()
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {api_key}"} if api_key else {})}
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+        with api.open("/v1/completions", timeout_s, body, headers) as answer:
             tokens = json.load(answer).get("usage", {}).get("completion_tokens", 0)
     except urllib.error.HTTPError as error:
         return f"a token was refused with HTTP {error.code}: {error.read(300).decode('utf-8', 'replace')}"

@@ -101,7 +101,7 @@ def _serving(config: RankConfig, now: float) -> dict[str, float]:
     found = {}
     if (canary := state.get("canary")) and now - canary["at"] < RECORD_S:
         found["canary"] = float(canary["seconds"])
-    usage = [float(value) for name, value in read_figures(config.api_port) or () if name == KV_USAGE]
+    usage = [float(value) for name, value in read_figures(config.api) or () if name == KV_USAGE]
     return found | ({"kv": round(max(usage), 4)} if usage else {})
 
 

@@ -375,7 +375,7 @@ class Head(Supervisor):
         """Wait for the API, generate one token, say that the group serves, and stay."""
         self.state.enter("loading", "the model")
         began = time.monotonic()
-        while not await asyncio.to_thread(health.healthy, self.config.api_port):
+        while not await asyncio.to_thread(health.healthy, self.config.api):
             now = time.monotonic()
             if now > began + self.config.start_s:
                 raise self.own_failure(f"did not become healthy within {self.config.start_s:.0f} s")
@@ -429,7 +429,7 @@ class Head(Supervisor):
             await asyncio.sleep(RETRY_S)
 
     def _token(self, timeout_s: float, prompt: str | list[int] = "1") -> str | None:
-        return health.one_token(self.config.api_port, self.config.served_model_name, self.config.api_key, timeout_s, prompt)
+        return health.one_token(self.config.api, self.config.served_model_name, self.config.api_key, timeout_s, prompt)
 
     async def _canary(self) -> None:
         """One token, however long it takes while the engine moves; raises GroupEnd when none comes."""
@@ -437,7 +437,7 @@ class Head(Supervisor):
         silence = canary.Silence(started)
         answer = asyncio.create_task(asyncio.to_thread(self._token, ANSWER_LIMIT_S))
         while not (await asyncio.wait({answer}, timeout=canary.SAMPLE_S))[0]:
-            quiet_s = silence.look(time.monotonic(), await asyncio.to_thread(canary.read_figures, self.config.api_port))
+            quiet_s = silence.look(time.monotonic(), await asyncio.to_thread(canary.read_figures, self.config.api))
             if quiet_s >= self.config.recovery.canary_silence_s:
                 raise self.own_failure(f"no longer computes: no token and no movement for {quiet_s:.0f} s ({silence})", HANG)
         if trouble := answer.result():

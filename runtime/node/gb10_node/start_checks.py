@@ -91,7 +91,7 @@ def _look(config: RankConfig) -> _start.Gids:
         *(gids.problems if config.container.devices else []),
     ]
     if config.is_head:
-        problems += _start.port_problems(_start.port_cures(config.api_port, config.master_port), _sockets.listeners(config.procfs))
+        problems += _start.port_problems(_start.port_cures(config.api.port, config.master_port), _sockets.listeners(config.procfs))
     for problem in filter(None, problems):
         raise Refused(problem)
     return gids

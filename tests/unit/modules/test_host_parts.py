@@ -100,6 +100,7 @@ def test_managed_files_are_written_compared_and_removed(tmp_path: Path) -> None:
     assert file_set(tmp_path, one, key).changes == []
     less = file_set(tmp_path, one)
     assert [(change.path, change.after) for change in less.changes] == [("/etc/gb10/key", None)]
+    assert "secret" not in str(less.changes[0].diff()), "not when it goes, either"
     less.apply()
     assert not (tmp_path / "etc/gb10/key").exists()
     (tmp_path / "etc/gb10/foreign").write_text("x")

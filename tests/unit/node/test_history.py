@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from gb10_node import canary
+from gb10_node import canary, health
 from gb10_node.history import LOOK_S, RECORD_S, RECORDS, History, bytes_of
 from gb10_node.memory import Memory
 from hypothesis import given, settings
@@ -92,5 +92,5 @@ def test_an_engine_that_ends_while_it_answers_says_nothing() -> None:
 
         thread = threading.Thread(target=cut)
         thread.start()
-        assert canary.read_figures(server.getsockname()[1]) is None
+        assert canary.read_figures(health.Api(server.getsockname()[1])) is None
         thread.join()
