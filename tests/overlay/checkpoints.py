@@ -69,6 +69,11 @@ def layer_of(tensors: Tensors, name: str) -> Layer:
     return Layer(*(tensors[f"{name}.{part}"].numpy() for part in ("trellis", "suh", "svh")), "mul1", name=name)
 
 
+def dense(tensors: Tensors, name: str) -> Any:
+    """A matrix by the reference, [inputs, outputs] float64."""
+    return layer_of(tensors, name).dense()
+
+
 def _block(make: Maker, name: str, layer: int, kind: str) -> Tensors:
     """One decoder layer, of the target or of the drafter."""
     bits = 4 if name.startswith("mtp") else 5

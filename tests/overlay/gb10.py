@@ -1,9 +1,9 @@
 # Copyright: gb10.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A GB10 where there is none: enough of one for vLLM's NVIDIA classes to be built and loaded on a CPU. Nothing computes on it.
+"""A GB10 where there is none: enough of one for vLLM's NVIDIA classes to be built and loaded on a CPU, or on another GPU.
 
-What vLLM asks of the platform is answered for capability 12.1; streams and events do nothing; operators of extensions that cannot be loaded
-here exist and refuse to run. Config and process groups are made before, as on a CPU.
+What vLLM asks of the platform is answered for capability 12.1; on a CPU streams and events do nothing; operators of extensions that cannot be
+loaded here exist and refuse to run. Config and process groups are made before, as on a CPU.
 """
 
 from __future__ import annotations
@@ -45,15 +45,7 @@ class _Operator:
         return _Operator(f"{self._op}.{name}")
 
 
-def pretend(vocabulary: int, compressed: int) -> None:
-    """In a process that ends with its test."""
-    import vllm._custom_ops
-    import vllm.model_executor.layers.sparse_attn_indexer as indexer
-    from vllm import platforms
-    from vllm.models.deepseek_v41.common import engram
-    from vllm.platforms.interface import DeviceCapability, PlatformEnum
-    from vllm.utils import flashinfer
-
+def _no_gpu() -> None:
     torch.cuda.Stream = torch.cuda.Event = _Nothing  # type: ignore[misc]
     torch.cuda.current_stream = lambda *_a, **_k: _Nothing()  # type: ignore[assignment]
     torch.cuda.stream = lambda *_a, **_k: _Nothing()  # type: ignore[assignment]
@@ -62,6 +54,19 @@ def pretend(vocabulary: int, compressed: int) -> None:
     torch.cuda.get_device_properties = lambda *_a, **_k: properties  # type: ignore[assignment]
     torch.cuda.get_device_capability = lambda *_a, **_k: (12, 1)
     torch.accelerator.current_device_index = lambda *_a, **_k: 0
+
+
+def pretend(vocabulary: int, compressed: int, device: str) -> None:
+    """In a process that ends with its test."""
+    import vllm._custom_ops
+    import vllm.model_executor.layers.sparse_attn_indexer as indexer
+    from vllm import platforms
+    from vllm.models.deepseek_v41.common import engram
+    from vllm.platforms.interface import DeviceCapability, PlatformEnum
+    from vllm.utils import flashinfer
+
+    if device == "cpu":
+        _no_gpu()
 
     found = torch._ops._OpNamespace.__getattr__
 

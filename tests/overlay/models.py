@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.unit.storage import shapes
+
 # The release's own numbers (its config.json); everything that a rank's sizes follow from.
 FULL_TEXT: dict[str, Any] = {
     "model_type": "deepseek_v41_text", "vocab_size": 129280, "hidden_size": 5120, "moe_intermediate_size": 2304, "num_hidden_layers": 40,
@@ -60,6 +62,17 @@ def primes(start: int, count: int) -> list[int]:
 
 SMALL_BUCKETS = primes(100, 24)
 SMALL_TEXT["engram_num_embeddings"] = [sum(SMALL_BUCKETS)]
+
+
+def matrices(kind: str) -> dict[str, tuple[int, int, int]]:
+    """Name to inputs, outputs and bits of the full-size kinds: `experts` as system A's pack has them, `all` as system B's."""
+    files = {"experts": shapes.system_a, "all": shapes.system_b}[kind]()
+    tensors = {name: shape for _file, tensors in files for name, (_dtype, shape) in tensors.items()}
+    return {
+        name.removesuffix(".trellis"): (16 * shape[0], 16 * shape[1], shape[2] // 16)
+        for name, shape in tensors.items()
+        if name.endswith(".trellis")
+    }
 
 
 def write_config(folder: Path, text: dict[str, Any], vision: dict[str, Any], quantization: dict[str, Any] | None, tokenizer: Path) -> None:

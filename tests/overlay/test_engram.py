@@ -115,8 +115,9 @@ def _lookup(rank: int, count: int, port: int, config: Any, ids: torch.Tensor) ->
         model = one.build()
         opened = one.load(model) and one.opened
         table = model.language_model.model.layers[1].engram.embed_tokens
-        out = torch.full((ids.shape[0], table.part_n_hash_cols, 256), 7, dtype=torch.bfloat16)
-        table.lookup(ids, out)
+        out = torch.full((ids.shape[0], table.part_n_hash_cols, 256), 7, dtype=torch.bfloat16, device=engine.DEVICE)
+        table.lookup(ids.to(engine.DEVICE), out)
+        out = out.cpu()
         parts = [torch.empty_like(out) for _rank in range(count)]
         torch.distributed.all_gather(parts, out)
         return torch.cat(parts, 1)[:, : table.n_hash_cols].view(torch.int16).numpy(), opened, type(table).__name__

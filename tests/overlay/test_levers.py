@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.gb10.cluster.plugins.module_utils import _levers
 from gb10_vllm import levers
 
 from tests.overlay import engine
@@ -31,21 +34,34 @@ def proven(lines: list[str]) -> set[str]:
     return {lever.name for lever in levers.LEVERS for line in lines if line.startswith(levers.PREFIX) and re.search(lever.proof, line)}
 
 
+def awaited(**variables: str) -> set[str]:
+    """What a plan waits for."""
+    data = json.loads((Path(__file__).resolve().parents[2] / _levers.LEVERS).read_text())
+    return set(_levers.proofs({"VLLM_PLUGINS": "gb10_vllm", **variables}, data))
+
+
 def test_all_on(checkpoint: Any) -> None:
     folder, _tensors = checkpoint("native")
     on = {
         "GB10_VIRTUAL_TP": "3", "GB10_ENGRAM_DIR": str(folder), "GB10_ENGRAM_THREADS": "3", "GB10_ENGRAM_CACHE_MIB": "1",
-        "GB10_MEMORY_LOG": "1", "GB10_DROP_PAGE_CACHE": "1", "GB10_INDEXER_FACTOR": "1",
+        "GB10_MEMORY_LOG": "1", "GB10_DROP_PAGE_CACHE": "1", "GB10_INDEXER_FACTOR": "1", "GB10_INDEXER_SPLIT": "64",
     }  # fmt: skip
     everything = {lever.name for lever in levers.LEVERS} - LATER
     for lines in engine.run(3, _said, folder, **on):
-        assert proven(lines) == everything
+        assert proven(lines) == everything == awaited(**on) - LATER
 
 
 def test_all_off(checkpoint: Any) -> None:
     folder, _tensors = checkpoint("native")
-    (lines,) = engine.run(1, _said, folder, GB10_MEMORY_LOG="0", GB10_DROP_PAGE_CACHE="0")
-    assert proven(lines) == set() and lines == []
+    off = {"GB10_MEMORY_LOG": "0", "GB10_DROP_PAGE_CACHE": "0"}
+    (lines,) = engine.run(1, _said, folder, **off)
+    assert proven(lines) == set() == awaited(**off) and lines == []
+
+
+def test_nothing_said(checkpoint: Any) -> None:
+    folder, _tensors = checkpoint("native")
+    (lines,) = engine.run(1, _said, folder)
+    assert proven(lines) == awaited() == {levers.MEMORY_LOG.name, levers.DROP_CACHE.name}
 
 
 def _buffers(rank: int, count: int, port: int, config: Any) -> tuple[int, list[tuple[int, int]]]:

@@ -202,5 +202,11 @@ def test_what_vllm_keeps_dense_is_decoded(checkpoint: Any) -> None:
         ("compressor.fused_wkv_wgate", fused),
         ("indexer.wk", made.layer_of(tensors, "layers.2.attn.indexer.wk").dense().T),
     ):
-        have = torch.from_numpy(got[f"{TARGET}layers.2.attn.{name}.weight"]).view(torch.bfloat16)
-        assert torch.equal(have, torch.from_numpy(dense).to(torch.bfloat16)), name
+        have, wanted = (
+            torch.from_numpy(got[f"{TARGET}layers.2.attn.{name}.weight"]).view(torch.bfloat16),
+            torch.from_numpy(dense).bfloat16(),
+        )
+        if engine.DEVICE == "cpu":
+            assert torch.equal(have, wanted), name
+        else:  # the kernel rotates in half precision
+            torch.testing.assert_close(have, wanted, rtol=2**-6, atol=2**-9 * float(wanted.abs().max()))

@@ -1,6 +1,7 @@
 # Copyright: gb10.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the layers compute, over ranks, is what dense matrices compute in float64. On a CPU the ops are gb10_exl3's reference.
+"""What the layers compute, over ranks, is what dense matrices compute in float64. On a CPU the ops are gb10_exl3's reference; on a GPU they are
+its kernels, which take and give bfloat16, alone and replayed from a CUDA graph.
 
 Attention's kernel does not run on a CPU, so its projections are taken one after the other, with nothing between them but each head's own values:
 what virtual heads would add to the result, they would add here.
@@ -22,12 +23,15 @@ from tests.overlay import engine
 
 pytestmark = pytest.mark.usefixtures("plugin")
 TOKENS = 5
-TOLERANCE = 2e-5
-"""Of the largest value: float32 in, float64 within, float32 out, and sums over ranks in another order."""
+CPU = engine.DEVICE == "cpu"
+KIND = torch.float32 if CPU else torch.bfloat16
+TOLERANCE = 2e-5 if CPU else 2e-2
+"""Of the largest value. On a CPU float32 in, float64 within, float32 out, and sums over ranks in another order; on a GPU each layer of a chain
+rounds what it gives to 8 bits."""
 
 
 def inputs() -> torch.Tensor:
-    return torch.randn(TOKENS, made.HIDDEN, generator=torch.Generator().manual_seed(2))
+    return torch.randn(TOKENS, made.HIDDEN, generator=torch.Generator().manual_seed(2)).to(KIND)
 
 
 def routing() -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,28 +45,41 @@ def close(got: Any, wanted: np.ndarray[Any, Any], what: str) -> None:
     assert error < TOLERANCE, f"{what}: {error:.2g} of the largest value"
 
 
-def _finished(one: engine.Rank) -> Any:
-    model = one.build()
-    one.load(model)
-    for module in model.modules():
-        method = getattr(module, "quant_method", None)
-        if type(method).__name__.startswith("Exl3"):
-            method.process_weights_after_loading(module)
-    return model
-
-
 def _summed(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.float().cpu()
     torch.distributed.all_reduce(tensor)
     return tensor
 
 
+def _beside(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    tensor = tensor.float().cpu()
+    every = [torch.empty_like(tensor) for _rank in range(count)]
+    torch.distributed.all_gather(every, tensor)
+    return torch.cat(every, 1)
+
+
+def _run(method: Any, layer: Any, x: torch.Tensor, *more: torch.Tensor | None) -> torch.Tensor:
+    """A layer's method; on a GPU also from a graph, captured with other inputs: what it gives must be the same to the bit."""
+    x = x.to(engine.DEVICE)
+    result = method(layer, x, *more)
+    if not CPU:
+        place, graph = torch.zeros_like(x), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            again = method(layer, place, *more)
+        place.copy_(x)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(again, result), f"{layer.prefix}: a graph's result is another"
+    return result
+
+
 def _computed(rank: int, count: int, port: int, config: Any, kind: str) -> dict[str, Any]:
     with engine.Rank(rank, count, port, config) as one:
-        model = _finished(one)
+        model = one.finished()
         layer = model.language_model.model.layers[2]
 
         def run(linear: Any, x: torch.Tensor) -> torch.Tensor:
-            return linear.quant_method.apply(linear, x)
+            return _run(linear.quant_method.apply, linear, x)
 
         x, result = inputs(), {}
         if kind == "all":
@@ -70,30 +87,19 @@ def _computed(rank: int, count: int, port: int, config: Any, kind: str) -> dict[
             fused = run(attention.fused_wqa_wkv, x)
             heads = run(attention.wq_b, fused[:, : made.Q_RANK])
             grouped = run(attention.wo_a, heads.view(TOKENS, attention.n_local_groups, -1))
-            result["fused"], result["attention"] = fused, _summed(run(attention.wo_b, grouped.flatten(1)))
+            result["fused"], result["attention"] = fused.float().cpu(), _summed(run(attention.wo_b, grouped.flatten(1)))
             shared = layer.ffn.shared_experts
             gate, up = run(shared.gate_up_proj, x).chunk(2, -1)
             result["shared"] = _summed(run(shared.down_proj, torch.nn.functional.silu(gate) * up))
-            head = model.language_model.lm_head
-            logits = run(head, x)
-            every = [torch.empty_like(logits) for _rank in range(count)]
-            torch.distributed.all_gather(every, logits)
-            result["logits"] = torch.cat(every, 1)
+            result["logits"] = _beside(run(model.language_model.lm_head, x), count)
             wkv = model.language_model.model.layers[1].engram.wkv
             part = run(wkv, x.repeat(1, made.ENGRAM_IN // made.HIDDEN))
-            every = [torch.empty_like(part) for _rank in range(count)]
-            torch.distributed.all_gather(every, part)
-            result["engram"] = torch.cat(every[: wkv.tp_size], 1)
+            result["engram"] = _beside(part, count)[:, : wkv.tp_size * part.shape[1]]
         experts = layer.ffn.experts.routed_experts
-        weights, ids = routing()
-        result["experts"] = _summed(experts.quant_method.apply(experts, x, weights, ids, None, None))
+        weights, ids = (tensor.to(engine.DEVICE) for tensor in routing())
+        result["experts"] = _summed(_run(experts.quant_method.apply, experts, x, weights, ids, None, None))
         assert experts.swiglu_limit == 10.0
         return {name: value.numpy() for name, value in result.items()}
-
-
-def dense(tensors: made.Tensors, name: str) -> np.ndarray[Any, Any]:
-    """[inputs, outputs] float64."""
-    return made.layer_of(tensors, name).dense()
 
 
 def expected(tensors: made.Tensors, kind: str) -> dict[str, np.ndarray[Any, Any]]:
@@ -106,15 +112,15 @@ def expected(tensors: made.Tensors, kind: str) -> dict[str, np.ndarray[Any, Any]
     result = {"experts": moe(x, ids.numpy(), weights.double().numpy(), experts, 10.0)}
     if kind != "all":
         return result
-    result["fused"] = np.concatenate([x @ dense(tensors, f"{name}.attn.{part}") for part in ("wq_a", "wkv")], 1)
-    heads = result["fused"][:, : made.Q_RANK] @ dense(tensors, f"{name}.attn.wq_b")
+    result["fused"] = np.concatenate([x @ made.dense(tensors, f"{name}.attn.{part}") for part in ("wq_a", "wkv")], 1)
+    heads = result["fused"][:, : made.Q_RANK] @ made.dense(tensors, f"{name}.attn.wq_b")
     heads = heads.reshape(TOKENS, made.GROUPS, -1)
-    slices = [heads[:, group] @ dense(tensors, f"{name}.attn.wo_a.slice.{group}") for group in range(made.GROUPS)]
-    result["attention"] = np.concatenate(slices, 1) @ dense(tensors, f"{name}.attn.wo_b")
-    gate, up = (x @ dense(tensors, f"{name}.ffn.shared_experts.{part}") for part in ("w1", "w3"))
-    result["shared"] = (gate / (1 + np.exp(-gate)) * up) @ dense(tensors, f"{name}.ffn.shared_experts.w2")
-    result["logits"] = x @ dense(tensors, "head")
-    result["engram"] = np.tile(x, made.ENGRAM_IN // made.HIDDEN) @ dense(tensors, "layers.1.engram.wkv")
+    slices = [heads[:, group] @ made.dense(tensors, f"{name}.attn.wo_a.slice.{group}") for group in range(made.GROUPS)]
+    result["attention"] = np.concatenate(slices, 1) @ made.dense(tensors, f"{name}.attn.wo_b")
+    gate, up = (x @ made.dense(tensors, f"{name}.ffn.shared_experts.{part}") for part in ("w1", "w3"))
+    result["shared"] = (gate / (1 + np.exp(-gate)) * up) @ made.dense(tensors, f"{name}.ffn.shared_experts.w2")
+    result["logits"] = x @ made.dense(tensors, "head")
+    result["engram"] = np.tile(x, made.ENGRAM_IN // made.HIDDEN) @ made.dense(tensors, "layers.1.engram.wkv")
     return result
 
 
@@ -170,7 +176,8 @@ def _qkv(rank: int, count: int, port: int, config: Any, folder: Path) -> Any:
         quantization = Exl3Config({"quant_method": "exl3", "bits": 4})
         quantization.maybe_update_config(str(folder))
         quantization.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
-        layer = QKVParallelLinear(256, 128, 4, 1, bias=False, quant_config=quantization, prefix="model.layers.0.self_attn.qkv_proj")
+        with torch.device(engine.DEVICE):
+            layer = QKVParallelLinear(256, 128, 4, 1, bias=False, quant_config=quantization, prefix="model.layers.0.self_attn.qkv_proj")
         from safetensors.torch import load_file
 
         for name, tensor in load_file(folder / "model.safetensors").items():
@@ -178,7 +185,7 @@ def _qkv(rank: int, count: int, port: int, config: Any, folder: Path) -> Any:
             parameter = getattr(layer, part)
             parameter.weight_loader(parameter, tensor, shard[0])
         layer.quant_method.process_weights_after_loading(layer)
-        return layer.quant_method.apply(layer, inputs()).numpy()
+        return _run(layer.quant_method.apply, layer, inputs()).float().cpu().numpy()
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -191,7 +198,7 @@ def test_heads_of_keys_that_ranks_share(checkpoint: Any, tmp_path: Path, count: 
         tensors |= make.exl3(f"model.layers.0.self_attn.{part}_proj", outputs, 256, bits)
     save_file(tensors, tmp_path / "model.safetensors")
     x = inputs().double().numpy()
-    q, k, v = (x @ dense(tensors, f"model.layers.0.self_attn.{part}_proj") for part in "qkv")
+    q, k, v = (x @ made.dense(tensors, f"model.layers.0.self_attn.{part}_proj") for part in "qkv")
     outer, _tensors = checkpoint("native")
     for rank, got in enumerate(engine.run(count, _qkv, outer, tmp_path)):
         wanted = np.concatenate([np.split(q, count, 1)[rank], k, v], 1)
@@ -205,7 +212,7 @@ def _lacking(rank: int, count: int, port: int, config: Any, name: str) -> str:
         read = weight_utils.safetensors_weights_iterator
         weight_utils.safetensors_weights_iterator = lambda *given: (item for item in read(*given) if item[0] != name)
         try:
-            _finished(one)
+            one.finished()
         except RuntimeError as error:
             return str(error)
         return ""

@@ -22,61 +22,10 @@ RECORD = Path(__file__).with_name("shapes.json")
 TEXT = models.FULL_TEXT
 
 
-def matrices(kind: str) -> dict[str, tuple[int, int, float]]:
-    """Name to inputs, outputs and bits of the published kinds (facts of their K maps; 3.5 bits: gate and up 3 or 4, down 3 or 4 by layer)."""
-    hidden, width = TEXT["hidden_size"], TEXT["moe_intermediate_size"]
-    found: dict[str, tuple[int, int, float]] = {}
-    blocks = [(f"layers.{layer}", layer, TEXT["n_routed_experts"]) for layer in range(TEXT["num_hidden_layers"])]
-    if kind == "all":
-        blocks += [(f"mtp.{layer}", None, TEXT["dspark_n_routed_experts"]) for layer in range(TEXT["num_nextn_predict_layers"])]
-    for name, layer, experts in blocks:
-        if layer is None:
-            gate, down, shared, attention = 4, 4, 4, 4
-        elif kind == "all":
-            gate = down = 2 if 18 <= layer <= 22 else 3
-            shared, attention = 5 if layer <= 10 or layer >= 30 else 4, 5
-        else:
-            gate, down = (3, 3) if layer == 15 else (3, 4) if layer == 20 else (4, 4)
-        for expert in range(experts):
-            for part in ("w1", "w3"):
-                found[f"{name}.ffn.experts.{expert}.{part}"] = hidden, width, gate
-            found[f"{name}.ffn.experts.{expert}.w2"] = width, hidden, down
-        if kind != "all":
-            continue
-        for part in ("w1", "w3"):
-            found[f"{name}.ffn.shared_experts.{part}"] = hidden, width, shared
-        found[f"{name}.ffn.shared_experts.w2"] = width, hidden, 5 if layer == 29 else shared
-        found[f"{name}.attn.wq_a"] = hidden, TEXT["q_lora_rank"], attention
-        found[f"{name}.attn.wkv"] = hidden, TEXT["head_dim"], attention
-        found[f"{name}.attn.wq_b"] = TEXT["q_lora_rank"], TEXT["num_attention_heads"] * TEXT["head_dim"], attention
-        group = TEXT["num_attention_heads"] // TEXT["o_groups"] * TEXT["head_dim"]
-        for index in range(TEXT["o_groups"]):
-            found[f"{name}.attn.wo_a.slice.{index}"] = group, TEXT["o_lora_rank"], attention
-        found[f"{name}.attn.wo_b"] = TEXT["o_groups"] * TEXT["o_lora_rank"], hidden, attention
-        if layer in TEXT["index_source_layer_ids"]:
-            found[f"{name}.attn.indexer.wq_b"] = TEXT["q_lora_rank"], 32 * 128, attention
-    if kind == "all":
-        for layer, bits in ((1, 5), (14, 4)):
-            found[f"layers.{layer}.engram.wkv"] = 24 * 256, 5 * hidden, bits
-        found["head"] = hidden, TEXT["vocab_size"], 6
-        found["mtp.0.main_proj"] = 3 * hidden, hidden, 4
-    return found
-
-
 def _shapes(rank: int, count: int, port: int, config: Any, kind: str) -> dict[str, dict[str, Any]]:
     with engine.Rank(rank, count, port, config) as one:
         if kind != "native":
-            from gb10_vllm.exl3.checkpoint import Matrix
-            from gb10_vllm.exl3.config import Exl3Config
-
-            quantization = Exl3Config({"quant_method": "exl3", "bits": 4})
-            quantization.matrices = {name: Matrix(name, *sizes, "mul1") for name, sizes in matrices(kind).items()}
-            quantization.names = {name: name for name in quantization.matrices}
-            quantization.v41_layers = TEXT["num_hidden_layers"]
-            if kind == "experts":
-                quantization.native = one.config.quant_config
-                quantization.weight_block_size = [32, 32]
-            one.config.quant_config = quantization
+            one.config.quant_config = engine.quantized(kind, one.config.quant_config)
         models_of = {"model": one.build(False, "meta"), "drafter": one.build(True, "meta")}
         result = {}
         for name, model in models_of.items():

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be switched, as data: name, variable, default, and the line that a rank logs when it is on.
-
-Standard library only: a plan lists these lines, so that a boot can be held against them.
-"""
+"""What can be switched. Name, variable, values and the line that a rank logs when it is on are data, levers.json: a plan reads them as well, so
+that a boot is held against them."""
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from gb10_vllm.errors import OverlayError
 
@@ -17,14 +17,19 @@ PREFIX = "gb10_vllm: "
 
 @dataclass(frozen=True)
 class Lever:
-    """`variable` at `default` is off, or as small as it gets. `proof` is a regular expression for the line that says that it is on."""
+    """`variable` at `off` is off, or as small as it gets; it does nothing where the lever of the variable `needs` is off.
+
+    `proof` is a regular expression for the line that says that it is on.
+    """
 
     name: str
     variable: str
     default: str
+    off: str
     what: str
     proof: str
     number: bool = True
+    needs: str = ""
 
     def value(self) -> str:
         """The variable's value, or the default. Raises OverlayError for one that is no number where it must be."""
@@ -38,62 +43,14 @@ class Lever:
         return int(self.value())
 
 
-VIRTUAL_HEADS = Lever(
-    "virtual heads",
-    "GB10_VIRTUAL_TP",
-    "0",
-    "the number of ranks for which heads and output groups that do not divide by it are padded; config.json stays as it is",
-    r"virtual heads: \d+ heads in \d+ groups run as \d+ in \d+ for \d+ ranks",
-)
-ENGRAM_DISK = Lever(
-    "Engram from disk",
-    "GB10_ENGRAM_DIR",
-    "",
-    "the folder with the tables: this rank's packed files, or the release's shards; they are read row by row and never resident",
-    r"Engram from disk: layer \d+ rows \d+ to \d+ from \S+ \((packed|shard), (O_DIRECT|buffered)",
-    number=False,
-)
-ENGRAM_THREADS = Lever(
-    "Engram readers",
-    "GB10_ENGRAM_THREADS",
-    "32",
-    "threads that read rows at the same time",
-    r"Engram from disk: .* \d+ threads",
-)
-ENGRAM_CACHE = Lever(
-    "Engram row cache",
-    "GB10_ENGRAM_CACHE_MIB",
-    "0",
-    "MiB of rows that each table keeps; n-grams hardly repeat, so none",
-    r"Engram from disk: .* cache [1-9]\d* MiB",
-)
-MEMORY_LOG = Lever(
-    "memory log",
-    "GB10_MEMORY_LOG",
-    "1",
-    "a line with free memory before and after each phase of the start",
-    r"memory (before|after) \w+: MemAvailable \d+ MiB",
-)
-DROP_CACHE = Lever(
-    "page cache dropped",
-    "GB10_DROP_PAGE_CACHE",
-    "1",
-    "the checkpoint's pages leave the page cache once the weights are loaded: GB10's driver does not reclaim them",
-    r"page cache of \d+ shards dropped",
-)
-PREFILL_RELEASE = Lever(
-    "allocator release",
-    "GB10_PREFILL_RELEASE_MIB",
-    "0",
-    "below so many MiB of MemAvailable the allocator gives back what it keeps, between the chunks of a prefill",
-    r"allocator release below \d+ MiB between prefill chunks",
-)
-INDEXER_FACTOR = Lever(
-    "indexer buffer",
-    "GB10_INDEXER_FACTOR",
-    "0",
-    "how many times the context the indexer's buffer for a prefill's keys holds, 1 for the smallest; vLLM takes 16 to 40",
-    r"indexer buffer of [1-9]\d* times the context",
-)
-
-LEVERS = (VIRTUAL_HEADS, ENGRAM_DISK, ENGRAM_THREADS, ENGRAM_CACHE, MEMORY_LOG, DROP_CACHE, PREFILL_RELEASE, INDEXER_FACTOR)
+LEVERS = tuple(Lever(**entry) for entry in json.loads(Path(__file__).with_name("levers.json").read_text(encoding="utf-8")))
+_OF = {lever.variable: lever for lever in LEVERS}
+VIRTUAL_HEADS = _OF["GB10_VIRTUAL_TP"]
+ENGRAM_DISK = _OF["GB10_ENGRAM_DIR"]
+ENGRAM_THREADS = _OF["GB10_ENGRAM_THREADS"]
+ENGRAM_CACHE = _OF["GB10_ENGRAM_CACHE_MIB"]
+MEMORY_LOG = _OF["GB10_MEMORY_LOG"]
+DROP_CACHE = _OF["GB10_DROP_PAGE_CACHE"]
+PREFILL_RELEASE = _OF["GB10_PREFILL_RELEASE_MIB"]
+INDEXER_FACTOR = _OF["GB10_INDEXER_FACTOR"]
+INDEXER_SPLIT = _OF["GB10_INDEXER_SPLIT"]

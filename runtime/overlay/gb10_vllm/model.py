@@ -57,6 +57,7 @@ def finish(model: nn.Module, config: Any) -> None:
     for attention in attentions:
         if isinstance(attention.wo_a.quant_method, Exl3GroupedMethod):
             attention._o_proj = MethodType(grouped_o_proj, attention)
+    indexer.check(model)
     real: Mapping[str, int] | None = getattr(config, FROM, None)
     if real:
         ranks = get_tensor_model_parallel_world_size()
@@ -84,7 +85,7 @@ class Gb10DeepseekV41ForCausalLM(DeepseekV41ForCausalLM):
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         layers.install()
         embedding.install()
-        indexer.install()
+        indexer.install(vllm_config)
         with memory.phase("build"):
             super().__init__(vllm_config=vllm_config, prefix=prefix)
         self._gb10_config = vllm_config
@@ -116,7 +117,7 @@ class Gb10DSparkDeepseekV4ForCausalLM(DSparkDeepseekV4ForCausalLM):
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         layers.install()
-        indexer.install()
+        indexer.install(vllm_config)
         if vllm_config.parallel_config.enable_expert_parallel and self._uneven(vllm_config):
             raise OverlayError("the drafter's experts do not divide by the ranks: leave expert parallelism off")
         super().__init__(vllm_config=vllm_config, prefix=prefix)

@@ -43,6 +43,9 @@ SYMBOLS = (
     "model_executor.layers.quantization:register_quantization_config",
     "model_executor.layers.quantization.base_config:QuantizationConfig",
     "model_executor.layers.quantization.base_config:resolve_quant_method",
+    "model_executor.layers.sparse_attn_indexer:PrefillRowShard",
+    "model_executor.layers.sparse_attn_indexer:SparseAttnIndexer",
+    "model_executor.layers.sparse_attn_indexer:sparse_attn_indexer",
     "model_executor.model_loader.weight_utils:load_attention_sink",
     "model_executor.model_loader.weight_utils:filter_safetensors_files_by_weight_name",
     "models.deepseek_v4.nvidia.model:DeepseekV4MLP.__init__",
@@ -70,6 +73,9 @@ SYMBOLS = (
     "models.deepseek_v41.nvidia.vl_model:DeepseekV41ForCausalLM.load_weights",
     "models.deepseek_v41.quant_config:DeepseekV4FP8Config",
     "v1.attention.backends.mla.indexer:DeepseekV32IndexerMetadataBuilder.__init__",
+    "v1.attention.backends.mla.indexer:DeepseekV32IndexerMetadataBuilder.build",
+    "v1.attention.backends.mla.indexer:DeepseekV32IndexerPrefillChunkMetadata",
+    "v1.attention.backends.mla.indexer:balanced_prefill_row_shard",
     "v1.attention.backends.mla.indexer:get_max_prefill_buffer_size",
 )
 """What is subclassed, rebound, wrapped or relied on: module:qualified name."""
