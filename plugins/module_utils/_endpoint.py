@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import ssl
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import _host, _serving
+from . import _host, _serving, _tls
 from ._openai import Event, Reply, Request
 from ._sse import Parser
 
@@ -37,12 +36,9 @@ class Endpoint:
     tls: bool = False
 
     def _connection(self) -> http.client.HTTPConnection:
-        if not self.tls:
-            return http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
-        # Over the loopback, where the certificate's name is not asked for: what it proves to clients is not what is tested here.
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        return http.client.HTTPSConnection(self.host, self.port, timeout=self.timeout, context=context)
+        if self.tls:
+            return http.client.HTTPSConnection(self.host, self.port, timeout=self.timeout, context=_tls.unchecked())
+        return http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
 
     def ask_all(self, requests: Sequence[Request]) -> list[Reply]:
         """All at once; replies in the order of the requests."""

@@ -29,23 +29,35 @@ class Result:
 
 def run(argv: Sequence[str], timeout: float = 60.0, environment: Mapping[str, str] | None = None) -> Result:
     """Run a command in the C locale without a shell; a missing program is status 127, a time-out 124, as a shell says."""
+    return run_while(argv, lambda: f"{argv[0]} took longer than {timeout:.0f} s", timeout, environment)
+
+
+def run_while(argv: Sequence[str], fault: Callable[[], str], every: float, environment: Mapping[str, str] | None = None) -> Result:
+    """Run a command as `run` does, as long as `fault`, asked every so many seconds, says nothing; else it is killed: status 124, with those words."""
     try:
         # Not AnsibleModule.run_command: the core also runs in the node services and on the controller.
-        done = subprocess.run(  # pylint: disable=ansible-bad-function
+        process = subprocess.Popen(  # pylint: disable=ansible-bad-function
             list(argv),
-            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            timeout=timeout,
-            check=False,
-            stdin=subprocess.DEVNULL,
             env={**os.environ, "LC_ALL": "C", **(environment or {})},
         )
     except FileNotFoundError:
         return Result(127, "", f"{argv[0]} is not installed")
-    except subprocess.TimeoutExpired:
-        return Result(124, "", f"{argv[0]} took longer than {timeout:.0f} s")
-    return Result(done.returncode, done.stdout, done.stderr)
+    with process:
+        try:
+            while True:
+                try:
+                    out, err = process.communicate(timeout=every)
+                    return Result(process.returncode, out, err)
+                except subprocess.TimeoutExpired:
+                    if words := fault():
+                        return Result(124, "", words)
+        finally:
+            process.kill()  # does nothing to one that has ended
 
 
 def read(path: str | Path) -> str | None:

@@ -80,7 +80,7 @@ def check_profile(profile: Mapping[str, Any], members: Sequence[Member]) -> None
 
 
 def _forbidden(profile: Mapping[str, Any]) -> dict[str, str]:
-    """Options of a profile that break it, with the reason: those that its image cannot take, and two that no image can."""
+    """Settings of a profile that break it, with the reason: options that its image cannot take, and what no image can."""
     given = {name: value for name, value in profile["engine"]["arguments"].items() if value is not None}
     found = {f"engine.arguments.{name}": reason for name, reason in profile["engine"].get("refused", {}).items() if name in given}
     overrides = given.get("hf-overrides")
@@ -88,6 +88,9 @@ def _forbidden(profile: Mapping[str, Any]) -> dict[str, str]:
         found["engine.arguments.hf-overrides.text_config"] = (
             "since a mapping takes the place of the whole text_config, which then has no heads (virtual_heads edits config.json instead)"
         )
+    heads = profile["checkpoint"].get("preparation", {}).get("virtual_heads")
+    if heads and str(profile["engine"]["environment"].get("GB10_VIRTUAL_TP", 0)) != "0":
+        found["engine.environment.GB10_VIRTUAL_TP"] = "since checkpoint.preparation.virtual_heads pads config.json for the same ranks"
     size = profile["parallelism"]["tensor_parallel_size"]
     draft = given.get("speculative-config")
     drafts = isinstance(draft, dict) and draft.get("method") == DRAFT_METHOD

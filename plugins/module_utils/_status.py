@@ -58,7 +58,7 @@ def summary(plan: Mapping[str, Any], members: Mapping[str, Mapping[str, Any] | N
     """The same for programs: whether the group serves, the screen's lines, and all that the members said."""
     return {
         "group": plan["cluster"]["name"],
-        "serving": _serves(members),
+        "serving": serves(members),
         "url": f"{plan['service']['url']}/v1",
         "model": plan["service"]["served_model_name"],
         "lines": screen(plan, members),
@@ -66,7 +66,7 @@ def summary(plan: Mapping[str, Any], members: Mapping[str, Mapping[str, Any] | N
     }
 
 
-def _serves(members: Mapping[str, Mapping[str, Any] | None]) -> bool:
+def serves(members: Mapping[str, Mapping[str, Any] | None]) -> bool:
     return all(member is not None and member["phase"] == "serving" for member in members.values())
 
 
@@ -94,7 +94,7 @@ def lines(plan: Mapping[str, Any], members: Mapping[str, Mapping[str, Any] | Non
     """The group's line first, then the members', the last failure last."""
     cluster, service = plan["cluster"], plan["service"]
     head = members.get(cluster["head"]) or {}
-    serving = _serves(members)
+    serving = serves(members)
     found = [
         Line(
             "",

@@ -7,14 +7,12 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import ssl
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import _host, _serving
+from . import _host, _serving, _tls
 from ._files import ManagedFile
 
 NODE_PACKAGE = "/usr/local/lib/gb10/gb10_node.pyz"
@@ -130,6 +128,8 @@ def unit_files(engine: str, stop_s: float) -> list[ManagedFile]:
     """The template units. `engine` is docker or podman, whose path is the member's own business."""
     program = shutil.which(engine) or f"/usr/bin/{engine}"
     after = "network-online.target" + (" docker.service" if engine == "docker" else "")
+    # Silent, for docker complains where nothing is left, and that would be the last line of every life; the next start tells what stays.
+    remove = f"/bin/sh -c '{program} rm --force gb10-%i 2>/dev/null'"
     target = """\
 # Written by gb10.cluster (role service).
 [Unit]
@@ -153,7 +153,7 @@ StartLimitBurst={START_LIMIT}
 Type=notify
 SyslogIdentifier={LOG_IDENTIFIER}
 ExecStart=/usr/bin/python3 {NODE_PACKAGE} rank %i
-ExecStopPost=-{program} rm --force gb10-%i
+ExecStopPost=-{remove}
 Restart=on-failure
 RestartSec={RESTART_S}
 RestartPreventExitStatus=69 78
@@ -206,7 +206,7 @@ def config_hash(checkpoint: str) -> str:
 def rank_files(
     config: Mapping[str, Any],
     package: bytes,
-    image_id: str,
+    image: tuple[str, str],
     api_key: str | None,
     config_json: str,
     sysfs: str,
@@ -217,43 +217,34 @@ def rank_files(
 
     What runs is more than the plan: the image behind its name, the checkpoint's config.json (`config_json`, its hash), the node package and the
     units count too. So rank.json holds them: by its hash a running rank is up to date or not, and by its `digest` the ranks compare themselves
-    before a start. `sysfs`: where the member's RDMA devices are read. `gate_max_age_s`: how old the head's gate may be; None: not asked.
+    before a start. `image`: its id, by which the engine runs it, and its content (`_image`): an id differs between engines' stores, so the content
+    is what the ranks compare. `sysfs`: where the member's RDMA devices are read. `gate_max_age_s`: how old the head's gate may be; None: not asked.
     `tls`: the certificate and its key, as tls_files gives them.
     """
     units = unit_files(config["engine"], config["timeouts"]["stop_s"])
     node = hashlib.sha256(package).hexdigest()
+    image_id, content = image
     rank = {
         **config,
         "container": {**config["container"], "image": image_id},
-        "digest": _combined(config["digest"], image_id, config_json, node),
+        "digest": _combined(config["digest"], content, config_json, node),
         "start": {**config["start"], "config_hash": config_json, "sysfs": sysfs, "gate_max_age_s": gate_max_age_s},
         # The engine's path in a unit is the member's own business, so this is no part of the digest.
-        "files": {"node": node, "units": hashlib.sha256(b"".join(unit.content for unit in units)).hexdigest()},
+        "files": {"image": content, "node": node, "units": hashlib.sha256(b"".join(unit.content for unit in units)).hexdigest()},
     }
     if tls:
         # The engine reads it once, so another certificate is another rank.
         rank["files"]["tls"] = hashlib.sha256(b"".join(file.content for file in tls)).hexdigest()
-    content = json.dumps(rank, indent=1, sort_keys=True) + "\n"
+    rank_json = json.dumps(rank, indent=1, sort_keys=True) + "\n"
     etc = f"/etc/gb10/{config['group']}"
-    files = [*units, _volumes(config), ManagedFile(NODE_PACKAGE, package), ManagedFile(f"{etc}/rank.json", content.encode()), *tls]
+    files = [*units, _volumes(config), ManagedFile(NODE_PACKAGE, package), ManagedFile(f"{etc}/rank.json", rank_json.encode()), *tls]
     if api_key is not None:
         files.append(ManagedFile(f"{etc}/api-key", (api_key + "\n").encode(), 0o600, secret=True))
     return files
 
 
 def tls_files(group: str, certificate: str, key: str) -> list[ManagedFile]:
-    """A certificate (with its chain) and its private key, both PEM. Raises ValueError, one sentence, where they are none or not of each other."""
-    with tempfile.NamedTemporaryFile() as first, tempfile.NamedTemporaryFile() as second:
-        for file, text in ((first, certificate), (second, key)):
-            file.write(text.encode())
-            file.flush()
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(first.name, second.name, password=lambda: "")
-        except (ssl.SSLError, OSError) as error:
-            raise ValueError(
-                f"service_tls_certificate and service_tls_key of group {group} do not serve ({error}): give a certificate and its own key, both in PEM, "
-                "the key without a passphrase"
-            ) from None
+    """The files of a certificate and its key (`_tls.check` says whether they serve)."""
     folder = f"/etc/gb10/{group}/{_serving.TLS_FOLDER}"
     return [
         ManagedFile(f"{folder}/{_serving.CERTIFICATE}", certificate.encode()),
@@ -267,13 +258,31 @@ def kept_tls(group: str) -> tuple[str, str]:
     return _host.read(f"{folder}/{_serving.CERTIFICATE}") or "", _host.read(f"{folder}/{_serving.KEY}") or ""
 
 
-def rank_digest(plan: Mapping[str, Any], image_id: str, config_json: str, rank_json: Mapping[str, Any]) -> str:
-    """The digest that a rank would have with this plan, and with the node services of a rank.json."""
-    return _combined(plan["cluster"]["digest"], image_id, config_json, rank_json["files"]["node"])
+def tls_for(config: Mapping[str, Any], certificate: str, key: str) -> tuple[str, str]:
+    """The certificate and the key with which a rank serves: those given, or those kept; empty where it serves without. Raises ValueError with one sentence."""
+    if config["rank"] or not config["api"]["tls"]:
+        return "", ""
+    group = config["group"]
+    if not certificate:
+        certificate, key = kept_tls(group)
+    if not certificate:
+        raise ValueError(
+            f"group {group} is planned with TLS and its head has no certificate: set service_tls_certificate and service_tls_key"
+        )
+    try:
+        _tls.check(certificate, key)
+    except ValueError as error:
+        raise ValueError(f"group {group}: {error}") from None
+    return certificate, key
 
 
-def _combined(plan_digest: str, image_id: str, config_json: str, node: str) -> str:
-    return hashlib.sha256(" ".join((plan_digest, image_id, config_json, node)).encode()).hexdigest()
+def rank_digest(plan: Mapping[str, Any], image: str, config_json: str, rank_json: Mapping[str, Any]) -> str:
+    """The digest that a rank would have with this plan and the image of this content, and with the node services of a rank.json."""
+    return _combined(plan["cluster"]["digest"], image, config_json, rank_json["files"]["node"])
+
+
+def _combined(plan_digest: str, image: str, config_json: str, node: str) -> str:
+    return hashlib.sha256(" ".join((plan_digest, image, config_json, node)).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -293,10 +302,22 @@ class RankState:
         """True while systemd runs the rank or is about to run it again."""
         return self.active in ("active", "activating", "reloading", "deactivating")
 
+    def has_failed(self, since: float, stops_since: float) -> bool:
+        """Whether a start that began then has failed. A rank that was stopped fails a start only from a later time on: what stops it at first is the
+        same start, which gives that member a new configuration."""
+        failure = self.failure or {"at": 0}
+        return failure["at"] > (stops_since if failure.get("stopped") else since)
+
+    @property
+    def is_ending(self) -> bool:
+        """True while a rank's life ends, its container stops and the unit tidies up: systemd runs it again afterwards, or not."""
+        return self.active == "deactivating"
+
     @property
     def holds_group(self) -> bool:
         """True when ending this rank ends a group that has started."""
-        return self.is_active and self.phase in ("starting", "loading", "serving")
+        # In every other state of its unit, the phase is that of a life that is over.
+        return self.active == "active" and self.phase in ("starting", "loading", "serving")
 
 
 def rank_record(group: str, run_root: str = "/run/gb10") -> dict[str, Any]:

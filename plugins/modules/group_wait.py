@@ -13,6 +13,7 @@ version_added: 0.1.0
 description:
   - Waits until this member's rank says that the group serves. It says so when the head has generated a token, not when its API answers.
   - Fails as soon as any rank of the group fails, with that rank's last log lines.
+  - A wait that fails ends those of the other members in the same task, which would wait for a rank that is not running.
   - While it waits, the controller shows each change of phase and the last line of the rank's log.
 author: [gb10.cluster contributors (@gb10-cluster)]
 extends_documentation_fragment: [gb10.cluster._attributes, gb10.cluster._attributes.INFO_MODULE]
@@ -33,6 +34,12 @@ options:
     description: Longest wait in seconds.
     type: float
     default: 1800
+  waited:
+    description:
+      - Seconds since all members were told to start, by which O(since) may be too early. A rank that was stopped before them fails no start.
+      - The controller's part sets it.
+    type: float
+    default: 0
   wait:
     description: Longest time in seconds after which the module reports back to the controller, which asks again until O(timeout) is over.
     type: float
@@ -90,17 +97,19 @@ def main() -> None:
             "group": {"type": "str", "required": True},
             "since": {"type": "float", "default": 0},
             "timeout": {"type": "float", "default": 1800},
+            "waited": {"type": "float", "default": 0},
             "wait": {"type": "float", "default": 5},
         },
         supports_check_mode=True,
     )
     group, unit = module.params["group"], _units.rank_unit(module.params["group"])
     deadline = time.monotonic() + module.params["wait"]
+    stops_since = time.time() - module.params["waited"]
     seen = None
     while True:
         state = _units.read_rank_state(group)
-        failure = state.failure
-        if failure and failure.get("at", 0) > module.params["since"]:
+        if state.has_failed(module.params["since"], stops_since):
+            failure = state.failure or {}
             module.fail_json(
                 msg=f"group {group} did not start, {failure['reason']}: read its last lines here, all with journalctl -u {unit} on {failure['culprit']}",
                 phase="failed",

@@ -14,7 +14,8 @@ description:
   - Writes the systemd units, the node services and the rank's configuration, and enables the group at boot.
   - A running rank is restarted only when what it runs differs from what is wanted. That is decided by the state of the running rank, so a run that
     failed half-way is repaired by the next one.
-  - The rank runs the image by its id. Ranks with another image, plan or node services than the head's do not start.
+  - The rank runs the image by its id. Ranks with another image (by its content, see M(gb10.cluster.image_info)), plan or node services than the
+    head's do not start.
   - The ranks of all members find one another and start together, the workers first and the head last. See M(gb10.cluster.group_wait).
   - A group that keeps failing waits longer before each start and then stays down. To start or restart it by this module ends that.
 author: [gb10.cluster contributors (@gb10-cluster)]
@@ -84,6 +85,10 @@ digest:
   description: What the ranks compare themselves by before a start, made of plan, image, C(config.json) and node services.
   returned: for O(state=started) and O(state=restarted)
   type: str
+remembered:
+  description: Whether what is set up is the newest generation that M(gb10.cluster.generation) has kept.
+  returned: for O(state=started) and O(state=restarted)
+  type: bool
 started_at:
   description: The member's clock just before the rank was started, or looked at where it was running already; seconds since 1970.
   returned: always
@@ -100,7 +105,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import _host, _image, _units
+from ..module_utils import _generation, _host, _image, _units
 from ..module_utils._engine import Engine
 from ..module_utils._files import FileSet, ManagedFile
 
@@ -123,26 +128,17 @@ def api_key_for(parameters: Mapping[str, Any]) -> str | None:
 
 
 def tls_for(module: AnsibleModule) -> list[ManagedFile]:
-    """The head's certificate and key where the plan has TLS: given, or kept."""
+    """The head's certificate and key where the plan has TLS."""
     parameters = module.params
-    if parameters["config"]["rank"] or not parameters["config"]["api"]["tls"]:
-        return []
-    group = parameters["group"]
-    certificate, key = parameters["tls_certificate"], parameters["tls_key"]
-    if not certificate:
-        certificate, key = _units.kept_tls(group)
-    if not certificate:
-        module.fail_json(
-            msg=f"group {group} is planned with TLS and its head has no certificate: set service_tls_certificate and service_tls_key"
-        )
     try:
-        return _units.tls_files(group, certificate, key)
+        certificate, key = _units.tls_for(parameters["config"], parameters["tls_certificate"] or "", parameters["tls_key"] or "")
     except ValueError as error:
         module.fail_json(msg=str(error))
+    return _units.tls_files(parameters["group"], certificate, key) if certificate else []
 
 
-def image_id(module: AnsibleModule, config: Mapping[str, Any]) -> str:
-    """Id of the image that the plan names: a name may mean another image on each member, an id cannot."""
+def image_of(module: AnsibleModule, config: Mapping[str, Any]) -> tuple[str, str]:
+    """Id and content of the image that the plan names: a name may mean another image on each member. In check mode it may not be there yet."""
     engine, reference = config["engine"], config["container"]["image"]
     try:
         image = Engine(engine).image(reference)
@@ -150,7 +146,7 @@ def image_id(module: AnsibleModule, config: Mapping[str, Any]) -> str:
         module.fail_json(msg=str(error))
     if image is None and not module.check_mode:
         module.fail_json(msg=_image.verdict(reference, image, None))
-    return image.id if image else reference
+    return (image.id, image.content) if image else (reference, reference)
 
 
 def files_for(module: AnsibleModule) -> FileSet:
@@ -162,7 +158,7 @@ def files_for(module: AnsibleModule) -> FileSet:
         wanted = _units.rank_files(
             config,
             package,
-            image_id(module, config),
+            image_of(module, config),
             api_key_for(parameters),
             config_json,
             parameters["sysfs_root"],
@@ -170,6 +166,12 @@ def files_for(module: AnsibleModule) -> FileSet:
             tls_for(module),
         )
     return FileSet(f"service-{parameters['group']}", wanted)
+
+
+def forget_failures(unit: str, group: str) -> None:
+    """A person starts the group: what has failed before no longer counts, neither for systemd's start limit nor for the breaker and its waits."""
+    _host.run(["systemctl", "reset-failed", unit])
+    Path(_units.failures_file(group)).unlink(missing_ok=True)
 
 
 def main() -> None:
@@ -232,6 +234,7 @@ def main() -> None:
         module.exit_json(changed=bool(actions), actions=actions, started_at=started_at, diff=diff)
 
     rank_json = next(file.content for file in files.wanted if file.path.endswith("/rank.json"))
+    down = not running.is_active or running.is_ending
     restart = wanted_state == "restarted" or _units.needs_restart(running, rank_json)
     if running.is_active and restart:
         actions.append(f"restart {unit}" + (", which ends the running group" if running.holds_group else ""))
@@ -240,30 +243,34 @@ def main() -> None:
                 msg=f"group {group} runs ({running.phase}) and this change restarts it: stop it first (playbook gb10.cluster.stop) "
                 "or set cluster_allow_disruption=true"
             )
-    elif not running.is_active:
+    elif down:
         actions.append(f"start {unit}")
     if not enabled:
         actions.append(f"enable {target}")
 
-    if actions and not module.check_mode:
+    if not module.check_mode:
         if files.changes:
             files.apply()
             systemctl(module, "daemon-reload")
         if not enabled:
             systemctl(module, "enable", target)
-        if restart or not running.is_active:
+        if restart or down:
             # Not `restart`: the time must lie between the two lives, since the old one may note its own end as a failure.
             systemctl(module, "stop", unit)
             started_at = time.time()
-            _host.run(["systemctl", "reset-failed", unit])
-            # A person starts it: that closes the breaker.
-            Path(_units.failures_file(group)).unlink(missing_ok=True)
+            forget_failures(unit, group)
             systemctl(module, "restart", *_units.companion_units(group))
             systemctl(module, "start", target, unit)
-    if running.is_active and not running.holds_group and not module.check_mode:
-        # It waits, or is about to start again by itself: what has failed before a person started the group no longer counts against it.
-        _host.run(["systemctl", "reset-failed", unit])
-    module.exit_json(changed=bool(actions), actions=actions, started_at=started_at, diff=diff, digest=json.loads(rank_json)["digest"])
+        elif not running.holds_group:
+            # It waits, or is about to start again by itself. A life whose failure is reset while its unit tidies up is no failed one any more, and
+            # systemd would not run it again: told to start, it does in any case.
+            forget_failures(unit, group)
+            systemctl(module, "start", target, unit)
+    rank = json.loads(rank_json)
+    known = _generation.parse(_host.read(f"{_generation.FOLDER}/{group}.json"))
+    now = _generation.identity(module.params["config"]["digest"], rank["files"]["image"], rank["start"]["config_hash"])
+    remembered = bool(known) and known[-1].digest == now
+    module.exit_json(changed=bool(actions), actions=actions, started_at=started_at, diff=diff, digest=rank["digest"], remembered=remembered)
 
 
 if __name__ == "__main__":

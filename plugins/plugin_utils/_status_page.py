@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from ..module_utils._status import Line, last_failure, lines
+from ..module_utils._status import Line, last_failure, lines, serves
 
 DAY_S = 86400
 GAP_S = 700
@@ -48,7 +48,7 @@ Point = tuple[float, float]
 def page(plan: Mapping[str, Any], members: Mapping[str, Mapping[str, Any] | None], at: float) -> str:
     """The file. `at`: when the members were asked, seconds since 1970."""
     said = lines(plan, members)
-    serving = all(member is not None and member["phase"] == "serving" for member in members.values())
+    serving = serves(members)
     name, verdict = escape(plan["cluster"]["name"]), "serving" if serving else "not serving"
     fastest = max((rate for member in members.values() for record in _day(member, at) for rate in record["legs"].values()), default=0.0)
     cards = "\n".join(

@@ -103,6 +103,7 @@ class RankConfig:
     gids: Path
     evidence: Path
     measured: Path
+    history: Path
     procfs: str
 
     @property
@@ -187,6 +188,7 @@ def load(
             gids=var / "gids" / f"{group}.json",
             evidence=var / "evidence" / group,
             measured=var / "gate" / f"{group}.json",
+            history=var / "history" / f"{group}.json",
             procfs=str(procfs),
         )
     except OSError as error:

@@ -42,12 +42,12 @@ Message = dict[str, Any]
 class GroupEnd(Exception):
     """The group ends: why, because of which member, and that rank's last log lines.
 
-    `event` names what every member keeps evidence of, when, and of which kind; empty for an end that is no failure.
+    `event` names what every member keeps evidence of, when, and of which kind; empty for an end that is no failure. `stopped`: somebody asked for it.
     """
 
-    def __init__(self, reason: str, culprit: str, log: Sequence[str] = (), *, event: str = "") -> None:
+    def __init__(self, reason: str, culprit: str, log: Sequence[str] = (), *, event: str = "", stopped: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.culprit, self.log, self.event = reason, culprit, list(log), event
+        self.reason, self.culprit, self.log, self.event, self.stopped = reason, culprit, list(log), event, stopped
 
     @property
     def counts(self) -> bool:
@@ -56,13 +56,21 @@ class GroupEnd(Exception):
 
     def message(self) -> Message:
         """As sent to the other ranks."""
-        return {"kind": "end", "reason": self.reason, "culprit": self.culprit, "log": self.log, "event": self.event}
+        return {
+            "kind": "end",
+            "reason": self.reason,
+            "culprit": self.culprit,
+            "log": self.log,
+            "event": self.event,
+            "stopped": self.stopped,
+        }
 
     @classmethod
     def received(cls, message: Message) -> GroupEnd:
         """The same, as heard from another rank."""
         event = message["event"] if EVENT.fullmatch(str(message["event"])) else ""
-        return cls(str(message["reason"]), str(message["culprit"]), [str(line) for line in message["log"]], event=event)
+        log = [str(line) for line in message["log"]]
+        return cls(str(message["reason"]), str(message["culprit"]), log, event=event, stopped=bool(message.get("stopped")))
 
 
 class LinkLost(Exception):

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from gb10_node.config import RankConfig
 
-VARIABLE = "DSV41_PACKED_DIR"
-"""Tells the image where packed rows are (MiaAI-Lab's kit)."""
+KIT, OVERLAY = "DSV41_PACKED_DIR", "GB10_ENGRAM_DIR"
+"""Tell an image where packed rows are: MiaAI-Lab's kit, and this collection's overlay, which also takes the release's shards, with their index."""
+INDEX = "model.safetensors.index.json"
 MAGIC, PAGE, ROW = 0x31344E4531565344, 4096, 264
 _HEADER = struct.Struct("<6Q")
 
@@ -23,15 +24,18 @@ _HEADER = struct.Struct("<6Q")
 def problem(config: RankConfig) -> str:
     """What is wrong with the packed rows that this rank's image is told of, as a sentence; empty when nothing is, or it is told of none."""
     container = config.container
-    if VARIABLE not in container.environment:
+    variable = next((name for name in (KIT, OVERLAY) if container.environment.get(name)), "")
+    if not variable:
         return ""
     sources = {volume["target"]: Path(volume["source"]) for volume in container.volumes}
-    folder = sources.get(container.environment[VARIABLE])
+    folder = sources.get(container.environment[variable])
+    if variable == OVERLAY and (folder is None or (folder / INDEX).exists()):
+        return ""
     if folder is None:
-        return f"{VARIABLE} is {container.environment[VARIABLE]}, where nothing is mounted: correct the profile"
+        return f"{variable} is {container.environment[variable]}, where nothing is mounted: correct the profile"
     layers = sorted({layer for source in sources.values() for layer in _layers(source / "config.json")})
     if not layers:
-        return f"no config.json that is mounted names Engram layers, but {VARIABLE} is set: remove it from the profile"
+        return f"no config.json that is mounted names Engram layers, but {variable} is set: remove it from the profile"
     for layer in layers:
         path = folder / f"engram-l{layer}-r{config.rank}of{len(config.ranks)}.bin"
         wrong = _file_problem(path, layer)

@@ -7,7 +7,6 @@ Everything is read from files when it is asked for; what a member does not have 
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 import time
@@ -15,11 +14,13 @@ import zlib
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+
+from gb10_core import _host
 
 from gb10_node.config import RankConfig
 from gb10_node.history import History, keep
 from gb10_node.memory import MemoryReader
+from gb10_node.readings import mapping, number
 from gb10_node.recovery import Book, judge
 from gb10_node.state import PHASES
 
@@ -105,37 +106,39 @@ def _ports(root: Path) -> Iterator[Sample]:
         if device.name == "lo":
             continue
         for name, file in (("carrier", "carrier"), ("carrier_changes_total", "carrier_changes"), ("mtu_bytes", "mtu")):
-            if (value := _number(device / file)) is not None:
+            if (value := number(device / file)) is not None:
                 yield f"gb10_port_{name}", labels, value
         for counter in PORT_STATISTICS:
-            if (value := _number(device / "statistics" / counter)) is not None:
+            if (value := number(device / "statistics" / counter)) is not None:
                 yield "gb10_port_statistic_total", {**labels, "counter": counter}, value
 
 
 def _hcas(root: Path) -> Iterator[Sample]:
     for hca in _entries(root):
         labels, port = {"hca": hca.name}, hca / "ports/1"
-        if (state := _read(port / "state")) is not None:
+        if (state := _host.read(port / "state")) is not None:
             yield "gb10_hca_active", labels, float(state == ACTIVE)
         yield from _speed(hca, labels)
-        table = "\n".join(f"{slot.name} {_read(slot)} {_read(port / 'gid_attrs/types' / slot.name)}" for slot in _entries(port / "gids"))
+        table = "\n".join(
+            f"{slot.name} {_host.read(slot)} {_host.read(port / 'gid_attrs/types' / slot.name)}" for slot in _entries(port / "gids")
+        )
         yield "gb10_hca_gid_table_crc32", labels, float(zlib.crc32(table.encode()))
         for counter in (*_entries(port / "counters"), *_entries(port / "hw_counters")):
-            if (value := _number(counter)) is not None:
+            if (value := number(counter)) is not None:
                 yield "gb10_hca_counter_total", {**labels, "counter": counter.name}, value
 
 
 def _speed(hca: Path, labels: Mapping[str, str]) -> Iterator[Sample]:
     """Of a card. The rate of soft-RoCE, which names its network device in `parent`, is a constant of no wire."""
-    if not (hca / "parent").exists() and (rate := _leading(hca / "ports/1/rate")) is not None:
+    if not (hca / "parent").exists() and (rate := number(hca / "ports/1/rate")) is not None:
         yield "gb10_hca_rate_bits_per_second", labels, rate * 1e9
-    speed, lanes = _leading(hca / "device/current_link_speed"), _leading(hca / "device/current_link_width")
+    speed, lanes = number(hca / "device/current_link_speed"), number(hca / "device/current_link_width")
     if speed is not None and lanes is not None:
         yield "gb10_hca_pcie_transfers_per_second", labels, speed * lanes * 1e9
 
 
 def _gate(config: RankConfig) -> Iterator[Sample]:
-    artefact, labels = _json(config.measured), {"group": config.group}
+    artefact, labels = mapping(config.measured), {"group": config.group}
     if config.start.gate_max_age_s is not None:
         yield "gb10_gate_max_age_seconds", labels, float(config.start.gate_max_age_s)
     if "measured_at" in artefact:
@@ -144,7 +147,7 @@ def _gate(config: RankConfig) -> Iterator[Sample]:
 
 
 def _rank(config: RankConfig) -> Iterator[Sample]:
-    state, guard = _json(config.run_dir / "state.json"), _json(config.run_dir / "guard.json")
+    state, guard = mapping(config.run_dir / "state.json"), mapping(config.run_dir / "guard.json")
     labels = {"group": config.group, "rank": str(config.rank)}
     if "phase" in state:
         for phase in PHASES:
@@ -173,36 +176,6 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):  # an empty slot of a GID table, the carrier of a port that is down
-        return None
-
-
-def _number(path: Path) -> float | None:
-    try:
-        return float(_read(path) or "none")
-    except ValueError:
-        return None
-
-
-def _leading(path: Path) -> float | None:
-    """The number that a text such as `200 Gb/sec (4X HDR)` begins with."""
-    try:
-        return float((_read(path) or "none").split()[0])
-    except ValueError:
-        return None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def serve(config: RankConfig) -> int:
     """Answer GET /metrics on the member's management address until the unit is stopped."""
     reader = MemoryReader()
@@ -226,7 +199,7 @@ def serve(config: RankConfig) -> int:
     except OSError as error:
         print(f"gb10-exporter: cannot listen on {config.me.address}:{PORT} ({error.strerror}): free the port", flush=True)
         return 1
-    history = History(VAR / "history" / f"{config.group}.json", [leg["netdev"] for leg in config.start.legs])
+    history = History(config.history, [leg["netdev"] for leg in config.start.legs])
     threading.Thread(target=keep, args=(history, config, reader), daemon=True).start()
     print(f"gb10-exporter: http://{config.me.address}:{PORT}/metrics", flush=True)
     server.serve_forever()

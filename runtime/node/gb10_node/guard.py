@@ -71,7 +71,11 @@ class Guard:
             self._last_resort = True
             return self._drop(now, "at the floor")
         self.armed = self._last_resort = False
-        return "end", f"{memory} for {FLOOR_S:.0f} s, below the floor of {self.floor_mib} MiB available"
+        if memory.available < self.floor_mib:
+            limit = f"below the floor of {self.floor_mib} MiB available"
+        else:
+            limit = f"below {self.flush_floor_mib} MiB free, with at least {PRESSURE_PERCENT:g} % of the time lost for want of memory"
+        return "end", f"{memory} for {FLOOR_S:.0f} s, {limit}"
 
     def _may_drop(self, now: float) -> bool:
         return self._dropped_at is None or now - self._dropped_at >= DROP_EVERY_S

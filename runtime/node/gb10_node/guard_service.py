@@ -15,7 +15,7 @@ import os
 import signal
 import time
 
-from gb10_node.guard import SERVING, Guard
+from gb10_node.guard import LOADING, SERVING, Guard
 from gb10_node.memory import Memory, MemoryReader
 
 POLL_S = 2.0
@@ -78,12 +78,13 @@ class Watch:
         self.reader, self.rank = MemoryReader(procfs), Rank(group, run, procfs)
         self.record = f"{run}/{group}/guard.json"
         self.low_water: Memory | None = None
-        with contextlib.suppress(OSError):  # of the group's life before this one
-            os.unlink(self.record)
 
     def once(self, now: float) -> str:
         """Look, decide, act; returns the action."""
         memory, phase = self.reader.read(), self.rank.look()
+        if phase in LOADING or (phase == SERVING and self.low_water is None):
+            with contextlib.suppress(OSError):  # of the group's life before this one
+                os.unlink(self.record)
         if phase != SERVING:
             self.low_water = None
         elif self.low_water is None or memory.available < self.low_water.available:
@@ -117,7 +118,7 @@ class Watch:
         return f"rank told to {self.at_floor}"
 
     def _remember(self, done: str, reason: str) -> None:
-        """For whoever asks why the group is down; kept until the next boot."""
+        """For whoever asks why the group is down; kept until it loads again, or until the next boot."""
         low = self.low_water.available if self.low_water else None
         text = json.dumps({"at": time.time(), "action": done, "reason": reason, "low_water_mib": low})
         with open(f"{self.record}.new", "w", encoding="utf-8") as file:

@@ -9,12 +9,13 @@
 from __future__ import annotations
 
 import json
-import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from gb10_core import _tls
 
 HEALTH_TIMEOUT_S = 5.0
 TOKEN_TIMEOUT_S = 120.0
@@ -29,15 +30,11 @@ class Api:
     tls: bool = False
 
     def open(self, path: str, timeout_s: float, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Any:
-        """The answer; raises as urlopen does. No certificate is looked at: it proves the head to clients, and one that ran out must not end a group."""
+        """The answer; raises as urlopen does."""
         request = urllib.request.Request(
             f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}{path}", data=body, headers=dict(headers or {})
         )
-        context = None
-        if self.tls:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        return urllib.request.urlopen(request, timeout=timeout_s, context=context)
+        return urllib.request.urlopen(request, timeout=timeout_s, context=_tls.unchecked() if self.tls else None)
 
 
 def healthy(api: Api) -> bool:

@@ -14,9 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gb10_core import _host
+
 from gb10_node.canary import read_figures
 from gb10_node.config import RankConfig
 from gb10_node.memory import Memory, MemoryReader
+from gb10_node.readings import mapping, number
 
 LOOK_S, RECORD_S = 30.0, 300.0
 RECORDS = 288
@@ -35,9 +38,9 @@ class History:
         self.records = _kept(path)
         self._record: dict[str, Any] = {}
         self._began: float | None = None
-        self._counted: dict[str, int] = {}
+        self._counted: dict[str, float] = {}
 
-    def look(self, now: float, memory: Memory, counted: Mapping[str, int], more: Mapping[str, float]) -> None:
+    def look(self, now: float, memory: Memory, counted: Mapping[str, float], more: Mapping[str, float]) -> None:
         """Take one look in; raises OSError where a record cannot be kept, which loses that write alone. `counted`: bytes of each leg so far."""
         if self._began is None or now < self._began:  # the second: the clock was set back
             return self._begin(now, counted)
@@ -47,19 +50,13 @@ class History:
         if (passed := now - self._began) >= RECORD_S:
             moved = {leg: counted[leg] - self._counted[leg] for leg in self._legs if leg in counted and leg in self._counted}
             # A counter that went back is a device that came anew.
-            legs = {leg: round(number / passed) for leg, number in moved.items() if number >= 0}
+            legs = {leg: round(count / passed) for leg, count in moved.items() if count >= 0}
             self.records = [*self.records, {"at": round(now), **self._record, "legs": legs}][-RECORDS:]
             self._begin(now, counted)
-            self._write()
+            _host.write(self.path, json.dumps(self.records, separators=(",", ":")).encode(), 0o600)
 
-    def _begin(self, now: float, counted: Mapping[str, int]) -> None:
+    def _begin(self, now: float, counted: Mapping[str, float]) -> None:
         self._record, self._began, self._counted = {}, now, dict(counted)
-
-    def _write(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".new")
-        temporary.write_text(json.dumps(self.records, separators=(",", ":")), encoding="utf-8")
-        temporary.replace(self.path)
 
 
 def _kept(path: Path) -> list[dict[str, Any]]:
@@ -71,31 +68,21 @@ def _kept(path: Path) -> list[dict[str, Any]]:
         return []
 
 
-def bytes_of(legs: Sequence[Mapping[str, str]], net: Path, infiniband: Path) -> dict[str, int]:
+def bytes_of(legs: Sequence[Mapping[str, str]], net: Path, infiniband: Path) -> dict[str, float]:
     """Bytes that each leg has moved, both ways. A ConnectX counts RDMA at its HCA, in units of four bytes, and all else at its network device."""
     found = {}
     for leg in legs:
         device, port = net / leg["netdev"] / "statistics", infiniband / leg["hca"] / "ports/1/counters"
-        plain = [_number(device / name) for name in ("rx_bytes", "tx_bytes")]
-        rdma = [_number(port / name) for name in ("port_rcv_data", "port_xmit_data")]
+        plain = [number(device / name) for name in ("rx_bytes", "tx_bytes")]
+        rdma = [number(port / name) for name in ("port_rcv_data", "port_xmit_data")]
         if None not in plain:
-            found[leg["netdev"]] = sum(number or 0 for number in plain) + 4 * sum(number or 0 for number in rdma)
+            found[leg["netdev"]] = sum(count or 0 for count in plain) + 4 * sum(count or 0 for count in rdma)
     return found
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
 
 
 def _serving(config: RankConfig, now: float) -> dict[str, float]:
     """What the head of a serving group knows besides: the last token's time, where it came since the last look, and the KV cache in use."""
-    try:
-        state = json.loads((config.run_dir / "state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+    state = mapping(config.run_dir / "state.json")
     if not config.is_head or state.get("phase") != "serving":
         return {}
     found = {}

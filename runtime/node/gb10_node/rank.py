@@ -72,19 +72,19 @@ async def supervise(config: RankConfig) -> int:
     notify("READY=1")
     try:
         await first_of(supervisor.run(), stopped.wait())
-        end = supervisor.own_end("was stopped")
+        end = supervisor.own_end("was stopped", stopped=True)
     except GroupEnd as group_end:
         end = group_end
     # Not later: a container may take its time to stop, and whoever starts the group meanwhile waits for what comes after.
     ended_at = time.time()
     notify("STOPPING=1")
+    # Said at once: who asks while the container stops must not hear that the group serves.
+    state.enter("stopping", "" if stopped.is_set() else end.reason)
+    await supervisor.end(end)
     if stopped.is_set():
-        state.enter("stopping")
-        await supervisor.end(end)
         state.enter("stopped")
         return STATUS_STOPPED
-    await supervisor.end(end)
-    state.fail(end.reason, end.culprit, end.log, ended_at, str(config.evidence / end.event) if end.event else "")
+    state.fail(end.reason, end.culprit, end.log, ended_at, str(config.evidence / end.event) if end.event else "", end.stopped)
     if config.is_head and end.counts:
         try:
             Book(config.failures).add(Failure(ended_at, end.reason))
@@ -105,9 +105,9 @@ class Supervisor:
         """One attempt; raises GroupEnd."""
         raise NotImplementedError
 
-    def own_end(self, what: str) -> GroupEnd:
+    def own_end(self, what: str, *, stopped: bool = False) -> GroupEnd:
         """The group ends because of this rank, which `what`, but did not fail."""
-        return GroupEnd(f"{self.config.me} {what}", self.config.me.member)
+        return GroupEnd(f"{self.config.me} {what}", self.config.me.member, stopped=stopped)
 
     def own_failure(self, what: str, kind: str = "") -> GroupEnd:
         """The group ends because this rank failed: it `what`; `kind` is that of the evidence, where the phase does not say it."""
@@ -204,11 +204,12 @@ class Worker(Supervisor):
     async def _tell_unsaid(self, link: Link) -> None:
         """Tell the head what this rank still has to log, whenever it becomes less."""
         told = sorted(self.config.start.log_lines)
-        while True:
+        while told:
             await asyncio.sleep(RETRY_S)
             if self.container.unsaid != told:
                 told = self.container.unsaid
                 await self._tell(link, {"kind": "unsaid", "names": told})
+        await asyncio.Event().wait()  # what ends here ends the rank
 
     async def _asked_by_head(self) -> Link:
         """Join the head, for as long as it takes: until it says check, nothing is lost when the link is."""
@@ -354,11 +355,12 @@ class Head(Supervisor):
         await first_of(self._prove(), self._run_container(checked.environment))
 
     async def _back_off(self) -> None:
-        verdict = judge(Book(self.config.failures).read(), self.config.recovery.backoff_s, time.time())
-        if verdict.wait_s > 0:
-            until = time.strftime("%H:%M:%S", time.localtime(time.time() + verdict.wait_s))
+        """Wait after failures, until they no longer count: a person who starts the group meanwhile takes the book away."""
+        until = ""
+        while (verdict := judge(Book(self.config.failures).read(), self.config.recovery.backoff_s, time.time())).wait_s > 0:
+            until = until or time.strftime("%H:%M:%S", time.localtime(time.time() + verdict.wait_s))
             self.state.enter("waiting", f"until {until}, because {verdict.reason}")
-            await asyncio.sleep(verdict.wait_s)
+            await asyncio.sleep(min(verdict.wait_s, RETRY_S))
 
     async def _until(self, phase: str, words: str, missing: Callable[[], list[Peer]]) -> None:
         async with self._changed:
@@ -419,8 +421,8 @@ class Head(Supervisor):
             name = unsaid[peer.rank][0]
             if time.monotonic() > deadline:
                 raise GroupEnd(
-                    f"{peer} has not logged what says {name!r}, a line with {self.config.start.log_lines[name]!r}: see why it is off, or correct "
-                    "engine.log_lines of the profile",
+                    f"{peer} has not logged what says {name!r}, a line with {self.config.start.log_lines[name]!r}: see why it is off, or take it "
+                    "out of the profile",
                     peer.member,
                     () if peer.rank else self.container.tail,
                     event=event_name(FAILED_START, time.time()),

@@ -72,9 +72,10 @@ class State:
         notify(f"STATUS={phase}{': ' + detail if detail else ''}")
         print(f"gb10: {phase}{': ' + detail if detail else ''}", flush=True)
 
-    def fail(self, reason: str, culprit: str, log: list[str], at: float, evidence: str = "") -> None:
-        """Record why the group ended and when (seconds since 1970): the rank that ended it, its last log lines, and where evidence was kept."""
-        self.data["failure"] = {"at": at, "reason": reason, "culprit": culprit, "log": log, "evidence": evidence}
+    def fail(self, reason: str, culprit: str, log: list[str], at: float, evidence: str = "", stopped: bool = False) -> None:
+        """Record why the group ended and when (seconds since 1970): the rank that ended it, its last log lines, where evidence was kept, and whether
+        somebody stopped that rank."""
+        self.data["failure"] = {"at": at, "reason": reason, "culprit": culprit, "log": log, "evidence": evidence, "stopped": stopped}
         self.enter("failed", reason)
 
     def checked(self, found: dict[str, Any], events: Sequence[str]) -> None:

@@ -22,9 +22,11 @@ BUCKETS = tuple(range(500, 524))
 class PackedGroup(Group):
     """The group of three, whose ranks are told of packed rows."""
 
+    variable = engram.KIT
+
     def config(self, rank: int, digest: str = "d" * 64) -> dict[str, Any]:
         data = super().config(rank, digest)
-        data["container"]["environment"]["DSV41_PACKED_DIR"] = "/packed"
+        data["container"]["environment"][self.variable] = "/packed"
         data["container"]["volumes"] = [
             {"source": str(self.root / "tables"), "target": "/models/tables", "read_only": True},
             {"source": str(self.root / f"packed{rank}"), "target": "/packed", "read_only": True},
@@ -49,9 +51,10 @@ class PackedGroup(Group):
         return engram.problem(config.load("lab", folder.parent, self.root / "run", self.root / "var"))
 
 
-@pytest.fixture
-def group(tmp_path: Path) -> PackedGroup:
+@pytest.fixture(params=[engram.KIT, engram.OVERLAY])
+def group(tmp_path: Path, request: pytest.FixtureRequest) -> PackedGroup:
     group = PackedGroup(tmp_path)
+    group.variable = request.param
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables/config.json").write_text(json.dumps({"text_config": {"engram_layer_ids": [1, 14]}}))
     for rank in range(3):
@@ -84,9 +87,18 @@ def test_a_wrong_file_of_the_second_layer_is_told(group: PackedGroup, damage: Ca
 
 
 def test_a_profile_that_mounts_nothing_there_is_told(group: PackedGroup) -> None:
-    assert "where nothing is mounted" in group.problem(0, lambda container: container["volumes"].pop())
+    # The overlay may be told of a folder within another mount, and says itself what it finds there.
+    said = group.problem(0, lambda container: container["volumes"].pop())
+    assert ("where nothing is mounted" in said) == (group.variable == engram.KIT)
     (group.root / "tables/config.json").write_text("{")
     assert "names Engram layers" in group.problem(0)
+
+
+def test_a_folder_of_shards_is_the_overlays_own_business(group: PackedGroup) -> None:
+    for path in (group.root / "packed0").iterdir():
+        path.unlink()
+    (group.root / "packed0" / engram.INDEX).write_text("{}")
+    assert bool(group.problem(0)) == (group.variable == engram.KIT)
 
 
 def test_no_container_starts_without_its_rows(group: PackedGroup) -> None:

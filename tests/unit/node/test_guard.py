@@ -71,6 +71,16 @@ def test_the_floor_ends_the_group_after_a_last_drop() -> None:
     assert run(Guard(**FLOORS), looks) == ["", "", "", "", "", "drop at the floor", "end", ""]
 
 
+def test_the_end_says_which_limit_it_was() -> None:
+    for looks, words in (
+        (serving(*[0.5] * 8, free=0.3, pressure=35.0), f"below the floor of {FLOORS['floor_mib']} MiB available"),
+        (serving(*[3.0] * 8, free=1.0, pressure=35.0), f"below {FLOORS['flush_floor_mib']} MiB free, with at least 25 % of the time lost"),
+    ):
+        guard = Guard(**FLOORS)
+        told = [guard.step(2.0 * number, *look) for number, look in enumerate(looks)]
+        assert [reason for action, reason in told if action == "end" and words in reason], told
+
+
 def test_pressure_with_little_free_memory_is_the_floor_as_well() -> None:
     assert run(Guard(**FLOORS), serving(*[3.0] * 8, free=1.0, pressure=35.0))[-2:] == ["end", ""]
     assert not any(run(Guard(**FLOORS), serving(*[30.0] * 8, free=20.0, pressure=90.0))), (
@@ -134,7 +144,10 @@ class Member:
         self.dropped = self.procfs / "sys/vm/drop_caches"
         self.dropped.write_text("")
         self.memory(40 * GIB, 1 * GIB)
-        self.rank = subprocess.Popen(["sleep", "60"])
+        # The signal's own effect, also where the tests run in the background of a shell, which ignores it there.
+        self.rank = subprocess.Popen(["env", "--default-signal=QUIT", "sleep", "60"])
+        while Path(f"/proc/{self.rank.pid}/comm").read_text() != "sleep\n":
+            pass
         (self.procfs / str(self.rank.pid)).mkdir()
         self.unit("gb10-rank@lab.service")
 
@@ -186,6 +199,29 @@ def test_the_service_stops_the_rank_at_the_floor_and_says_why(member: Member) ->
     assert record["action"] == "rank told to stop"
     assert record["low_water_mib"] == GIB + 100
     assert "below the floor of 1536 MiB" in record["reason"]
+
+
+def test_what_it_did_is_told_until_the_group_loads_again(member: Member) -> None:
+    """Also where the guard itself is not started anew with the rank, and where it is while the rank still waits for memory."""
+    record, watch = member.run / "lab/guard.json", member.watch()
+    starve(member, watch)
+    for phase, watcher in (("stopped", watch), ("waiting", member.watch())):
+        member.phase(phase)
+        watcher.once(100.0)
+        assert record.exists()
+    member.phase("loading")
+    watch.once(200.0)
+    assert not record.exists()
+
+
+def test_a_group_that_loads_between_two_looks_is_a_new_one_as_well(member: Member) -> None:
+    watch = member.watch()
+    starve(member, watch)
+    member.memory(40 * GIB, 0)
+    for number, phase in enumerate(("stopped", "serving")):
+        member.phase(phase)
+        watch.once(100.0 + number)
+    assert not (member.run / "lab/guard.json").exists()
 
 
 def test_to_log_leaves_the_rank_alone(member: Member) -> None:

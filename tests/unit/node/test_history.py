@@ -32,7 +32,8 @@ def test_a_record_has_the_least_memory_and_the_longest_token_of_its_five_minutes
         history.look(1000.0 + number * LOOK_S, memory(free), {LEG: number * 3000}, more)
     (record,) = history.records
     assert record == {"at": 1000 + RECORD_S, "free": 300, "available": 400, "canary": 2.0, "kv": 0.1, "legs": {LEG: 100}}
-    assert json.loads((tmp_path / "h/lab.json").read_text()) == [record]
+    kept = tmp_path / "h/lab.json"
+    assert json.loads(kept.read_text()) == [record] and kept.stat().st_mode & 0o777 == 0o600
     for number in range(1, LOOKS + 1):
         history.look(1000.0 + RECORD_S + number * LOOK_S, memory(500), {LEG: 0}, {})
     # The next one begins where the last one ended; the counter started anew, and there was no token.

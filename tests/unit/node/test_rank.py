@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -31,6 +31,7 @@ if verb == "exec": sys.exit("py-spy: not found")
 if verb == "ps": print(*(f"0 {file.stem}" for file in here.glob("*.pid")), sep="\n"); sys.exit(0)
 if verb == "inspect" and "Pid" in sys.argv[3]: print(pidfile.read_text() if pidfile.exists() else 0); sys.exit(0)
 if verb == "inspect": print(str((here / ("oom" + name[-1])).exists()).lower()); sys.exit(0)
+while verb == "stop" and (here / "busy").exists(): time.sleep(0.1)
 if verb in ("stop", "rm"):
     if pidfile.exists(): os.kill(int(pidfile.read_text()), signal.SIGTERM); pidfile.unlink()
     sys.exit(0)
@@ -63,6 +64,9 @@ def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "timed out"
         time.sleep(0.05)
+
+
+AnyGroup = TypeVar("AnyGroup", bound="Group")
 
 
 class Group:
@@ -143,14 +147,18 @@ class Group:
         return [self.processes[rank].wait(60) for rank in sorted(self.processes)]
 
 
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[Group]:
-    group = Group(tmp_path)
+def ended(group: AnyGroup) -> Iterator[AnyGroup]:
+    """A group whose ranks end with the test."""
     yield group
     for process in group.processes.values():
         if process.poll() is None:
             process.terminate()
             process.wait(60)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Group]:
+    yield from ended(Group(tmp_path))
 
 
 def test_workers_start_first_the_head_last_and_a_token_makes_it_serve(group: Group) -> None:
@@ -183,6 +191,7 @@ def test_a_rank_that_dies_during_start_ends_all_with_its_last_lines(group: Group
         assert failure["reason"] == "rank 1 on t2 exited with status 3"
         assert failure["culprit"] == "t2"
         assert failure["log"][-1] == "RuntimeError: out of luck"
+        assert not failure["stopped"]
     assert not list(group.root.glob("*.pid")), "no container is left"
 
 
@@ -234,7 +243,18 @@ def test_a_stopped_rank_stops_cleanly_and_ends_the_others(group: Group) -> None:
     group.processes[1].terminate()
     assert group.statuses() == [75, 0, 75]
     assert group.state(0)["failure"]["reason"] == "rank 1 on t2 was stopped"
+    assert group.state(0)["failure"]["stopped"] and group.state(2)["failure"]["stopped"]
     assert group.state(1)["phase"] == "stopped"
+
+
+def test_a_rank_whose_container_takes_its_time_to_stop_no_longer_says_that_it_serves(group: Group) -> None:
+    start_all(group)
+    (group.root / "busy").write_text("")
+    group.processes[1].terminate()
+    wait_for(lambda: group.phases() == ["stopping"] * 3)
+    assert [group.state(rank)["detail"] for rank in range(3)] == ["rank 1 on t2 was stopped", "", "rank 1 on t2 was stopped"]
+    (group.root / "busy").unlink()
+    assert group.statuses() == [75, 0, 75]
 
 
 def test_another_plan_is_refused_without_a_start(group: Group) -> None:
@@ -326,6 +346,8 @@ def test_a_failed_group_waits_before_it_starts_again(group: Group) -> None:
     detail = group.state(0)["detail"]
     assert detail.startswith("until ") and detail.endswith(", because rank 1 on t2 exited with status 3")
     assert len(group.calls("run")) == before
+    (group.root / "var0/recovery/lab.json").unlink()
+    wait_for(lambda: group.phases() == ["serving"] * 3)
 
 
 def test_a_group_that_keeps_failing_stays_down_until_its_book_is_closed(group: Group) -> None:

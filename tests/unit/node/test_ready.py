@@ -15,18 +15,13 @@ from typing import Any
 import pytest
 from gb10_node import evidence
 
-from tests.unit.node.test_rank import wait_for
+from tests.unit.node.test_rank import ended, wait_for
 from tests.unit.node.test_start import CheckedGroup
 
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[CheckedGroup]:
-    group = CheckedGroup(tmp_path)
-    yield group
-    for process in group.processes.values():
-        if process.poll() is None:
-            process.terminate()
-            process.wait(60)
+    yield from ended(CheckedGroup(tmp_path))
 
 
 def start_all(group: CheckedGroup, **start: Any) -> None:
@@ -72,8 +67,8 @@ def test_a_rank_that_does_not_say_that_a_lever_is_on_does_not_serve(group: Check
     assert group.statuses() == [75, 1, 75]
     for rank in range(3):
         assert group.state(rank)["failure"]["reason"] == (
-            "rank 1 on t2 has not logged what says 'the engine', a line with 'engine of gb10-lab-[02] starts': see why it is off, or correct "
-            "engine.log_lines of the profile"
+            "rank 1 on t2 has not logged what says 'the engine', a line with 'engine of gb10-lab-[02] starts': see why it is off, or take it "
+            "out of the profile"
         )
     assert "gb10: serving" not in said(group, 0)
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +40,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "CLIENT_EXIT_S", 0.2)
 
 
-def container(root: Path, program: str, left: str) -> RankContainer:
+def container(root: Path, program: str, left: str, name: str = "gb10-lab") -> RankContainer:
     path = root / program
     path.write_text(ENGINE.format(python=sys.executable))
     path.chmod(0o755)
@@ -47,7 +48,7 @@ def container(root: Path, program: str, left: str) -> RankContainer:
     (root / "proc").mkdir(exist_ok=True)
     config: Any = SimpleNamespace(
         engine=str(path),
-        container=SimpleNamespace(name="gb10-lab"),
+        container=SimpleNamespace(name=name),
         procfs=str(root / "proc"),
         stop_s=1,
         start=SimpleNamespace(log_lines={}),
@@ -97,12 +98,13 @@ def test_what_runs_on_of_a_forgotten_container_is_killed(tmp_path: Path) -> None
     script = tmp_path / "conmon"
     script.symlink_to(sys.executable)
     code = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); time.sleep(60)"
-    with subprocess.Popen([str(script), "-c", code, "-n", "gb10-lab", "--more"]) as monitor:
-        one = container(tmp_path, "podman", "")
+    name = f"gb10-stale-{os.getpid()}"  # of no lab that runs on this machine: what bears it is killed
+    with subprocess.Popen([str(script), "-c", code, "-n", name, "--more"]) as monitor:
+        one = container(tmp_path, "podman", "", name)
         one.config.procfs = "/proc"  # type: ignore[misc]
         while len(found := engine._host.descendants(monitor.pid)) < 2:
             pass
-        with subprocess.Popen([str(script), "-c", "import time; time.sleep(60)", "-n", "gb10-lab-2", "--more"]) as other:
+        with subprocess.Popen([str(script), "-c", "import time; time.sleep(60)", "-n", f"{name}-2", "--more"]) as other:
             asyncio.run(one.remove())
             assert monitor.wait(10) == -9 and other.poll() is None
             other.kill()

@@ -25,7 +25,7 @@ from gb10_node.coordination import GroupEnd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.node.test_rank import Group, wait_for
+from tests.unit.node.test_rank import Group, ended, wait_for
 
 HEADS = {"num_attention_heads": 72, "o_groups": 9, "from": {"num_attention_heads": 64, "o_groups": 8}}
 LEGS = [
@@ -134,12 +134,7 @@ class CheckedGroup(Group):
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[CheckedGroup]:
-    group = CheckedGroup(tmp_path)
-    yield group
-    for process in group.processes.values():
-        if process.poll() is None:
-            process.terminate()
-            process.wait(60)
+    yield from ended(CheckedGroup(tmp_path))
 
 
 def test_ranks_that_would_differ_do_not_start(group: CheckedGroup) -> None:

@@ -9,9 +9,10 @@ import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from ansible_collections.gb10.cluster.plugins.module_utils import _endpoint, _openai, _start, _units
+from ansible_collections.gb10.cluster.plugins.module_utils import _endpoint, _openai, _start, _tls, _units
 from ansible_collections.gb10.cluster.plugins.plugin_utils import _inputs
 from gb10_node import canary, health
 
@@ -84,6 +85,7 @@ def test_the_head_alone_has_it_and_ranks_stay_alike() -> None:
 
 
 def test_a_certificate_and_a_key_of_each_other_become_files_without_the_key_in_a_diff() -> None:
+    _tls.check(*pair(9))
     certificate, key = _units.tls_files("x", *pair(9))
     assert (certificate.path, certificate.secret) == ("/etc/gb10/x/tls/certificate.pem", False)
     assert (key.path, key.mode, key.secret) == ("/etc/gb10/x/tls/key.pem", 0o600, True)
@@ -94,6 +96,20 @@ def test_what_would_not_serve_is_refused_before_a_file_is_written(wrong: str) ->
     (certificate, key), (_other, another) = pair(9), pair(9)
     given = {"another key": (certificate, another), "no certificate": ("words", key), "no key": (certificate, "words")}[wrong]
     with pytest.raises(
-        ValueError, match=r"^service_tls_certificate and service_tls_key of group x do not serve \(.*\): give a certificate and its own key"
+        ValueError, match=r"^service_tls_certificate and service_tls_key do not serve \(.*\): give a certificate and its own key"
     ):
-        _units.tls_files("x", *given)
+        _tls.check(*given)
+
+
+def test_only_a_head_that_is_planned_with_tls_needs_a_certificate_and_keeps_the_one_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    head: dict[str, Any] = {"group": "x", "rank": 0, "api": {"tls": True}}
+    monkeypatch.setattr(_units, "kept_tls", lambda group: ("", ""))
+    assert _units.tls_for(head | {"rank": 1}, "", "") == _units.tls_for(head | {"api": {"tls": False}}, "", "") == ("", "")
+    with pytest.raises(ValueError, match=r"^group x is planned with TLS and its head has no certificate: set service_tls_certificate and "):
+        _units.tls_for(head, "", "")
+    with pytest.raises(ValueError, match=r"^group x: service_tls_certificate and service_tls_key do not serve"):
+        _units.tls_for(head, pair(9)[0], pair(9)[0])
+    given, kept = pair(9), pair(9)
+    assert _units.tls_for(head, *given) == given
+    monkeypatch.setattr(_units, "kept_tls", lambda group: kept)
+    assert _units.tls_for(head, "", "") == kept and _units.tls_for(head, *given) == given
