@@ -41,7 +41,7 @@ from ansible.plugins.lookup import LookupBase
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "runtime" / "node"
-CORE = ("_errors", "_gate_pass", "_host", "_image", "_padding", "_proof", "_roce", "_sockets", "_start")
+CORE = ("_errors", "_gate_pass", "_host", "_image", "_padding", "_proof", "_roce", "_sockets", "_start", "_tls")
 """What the node services import from `gb10_core`, which is `plugins/module_utils` here."""
 EPOCH = (1980, 1, 1, 0, 0, 0)
 """The oldest time that a zip archive can name: an archive's bytes follow from its sources alone."""

@@ -54,7 +54,7 @@ _raw:
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import yaml
 from ansible.errors import AnsibleLookupError
@@ -75,7 +75,13 @@ KNOWN = set(SETTINGS["properties"]) - PER_HOST
 
 
 class LookupModule(LookupBase):
-    """Collects what the inventory says and hands it to the core."""
+    """Collects what the inventory says and hands it to the core.
+
+    A task's arguments and conditions name parts of the plan many times over, each time by this lookup. What all members' variables say is then read
+    once: it is kept for as long as the variables are the same object, as they are for all that one worker renders of its task.
+    """
+
+    _said: ClassVar[tuple[Any, dict[str, Any], list[dict[str, Any]], str]] = (None, {}, [], "")
 
     def run(self, terms: list[Any], variables: dict[str, Any] | None = None, **kwargs: Any) -> list[dict[str, Any]]:
         try:
@@ -86,18 +92,25 @@ class LookupModule(LookupBase):
             raise AnsibleLookupError(str(error)) from error
 
     def _plan(self, variables: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        names = list(variables.get("groups", {}).get(GROUP, []))
-        if not names:
-            raise PlanError(f"inventory: group {GROUP} has no hosts: list the members in it, the head first")
-        hosts = [variables["hostvars"][name] for name in names]
-        settings = {**_common_settings(names, hosts), **self._visible_settings(variables)}
-        settings = settings_with(settings, _inputs.plain(changes or {}, "settings"))
-        members = [_member(name, host) for name, host in zip(names, hosts, strict=True)]
-        return _inputs.plan(members, settings, base=hosts[0].get("inventory_dir") or ".")
+        if self._said[0] is not variables:
+            LookupModule._said = (variables, *_inventory(variables))
+        _variables, common, members, base = self._said
+        settings = settings_with({**common, **self._visible_settings(variables)}, _inputs.plain(changes or {}, "settings"))
+        return _inputs.plan(members, settings, base=base)
 
     def _visible_settings(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         """The settings that the task itself sees, which play or extra variables may have changed."""
         return {key: _typed(key, self._templar.template(variables[key])) if key in KNOWN else None for key in _setting_names(variables)}
+
+
+def _inventory(variables: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
+    """The settings that the members agree upon, the members, and the inventory's folder."""
+    names = list(variables.get("groups", {}).get(GROUP, []))
+    if not names:
+        raise PlanError(f"inventory: group {GROUP} has no hosts: list the members in it, the head first")
+    hosts = [variables["hostvars"][name] for name in names]
+    members = [_member(name, host) for name, host in zip(names, hosts, strict=True)]
+    return _common_settings(names, hosts), members, hosts[0].get("inventory_dir") or "."
 
 
 def _typed(key: str, value: Any) -> Any:

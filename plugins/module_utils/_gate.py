@@ -1,6 +1,6 @@
 # Copyright: gb10.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The fabric gate: what is measured, what it has to reach, and what a measurement says. How long it holds is `_gate_pass`.
+"""The fabric gate: what is measured, what it has to reach, and what a measurement says. Of what it is, and how long it holds, is `_gate_pass`.
 
 It exists for the member that is slow while every indicator is green: one such member made collectives 6.8 times slower, with TCP fine
 and no counter moving (colonel-otto/3x-dgx-spark-mesh-deepseek-v4-0731-flash).
@@ -8,7 +8,6 @@ and no counter moving (colonel-otto/3x-dgx-spark-mesh-deepseek-v4-0731-flash).
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -52,25 +51,6 @@ def marks(topology: str, count: int, harness: str) -> dict[str, float]:
     if topology == "ring":
         return {"all": RING_OF_THREE if count == 3 else LONGER_RING, "pair": DIRECT}
     return {"all": DIRECT, "pair": DIRECT}
-
-
-def digest(plan: Mapping[str, Any]) -> str:
-    """SHA-256 of what a measurement depends on: members, legs, image, transport variables and devices. Another model keeps it valid."""
-    ranks = {name: member["rank_config"]["container"] for name, member in plan["members"].items()}
-    content = {
-        "members": plan["cluster"]["members"],
-        "mtu": plan["fabric"]["mtu"],
-        "legs": plan["fabric"]["legs"],
-        "image": plan["image"]["reference"],
-        "environment": {name: transport(container["environment"]) for name, container in ranks.items()},
-        "devices": {name: [container["devices"], container["gpus"]] for name, container in ranks.items()},
-    }
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def transport(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that decide how ranks talk."""
-    return {key: value for key, value in environment.items() if key.startswith(("NCCL_", "GLOO_", "UCX_"))}
 
 
 def backend(plan: Mapping[str, Any]) -> str:
@@ -297,13 +277,18 @@ def _reach(way: Mapping[str, Any], mark: Mapping[str, float]) -> str:
     noted = f" ({', '.join(lost)})" if lost else ""
     if way["error"]:
         return f"failed with {way['error']!r}{noted}"
-    return f"reaches {bandwidth(way):.3g} of {mark.get(way['kind'], 0.0):.3g} GB/s{noted}"
+    return f"reaches {_figures(bandwidth(way))} of {_figures(mark.get(way['kind'], 0.0))} GB/s{noted}"
+
+
+def _figures(number: float) -> str:
+    """Three of them, never as a power of ten."""
+    return f"{number:.0f}" if number >= 1000 else f"{number:.3g}"
 
 
 def summary(artefact: Mapping[str, Any] | None) -> list[str]:
     """An artefact in lines: one per way, with the bandwidth of the largest size and the time of the smallest."""
     return [
-        f"{way['name']}: {bandwidth(way):.3g} GB/s at {way['rows'][-1]['bytes']} bytes, {way['rows'][0]['seconds'] * 1e6:.0f} us at 8 bytes"
+        f"{way['name']}: {_figures(bandwidth(way))} GB/s at {way['rows'][-1]['bytes']} bytes, {way['rows'][0]['seconds'] * 1e6:.0f} us at 8 bytes"
         if way["rows"]
         else f"{way['name']}: {way['error']}"
         for way in (artefact or {}).get("measurements", [])

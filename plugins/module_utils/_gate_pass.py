@@ -1,9 +1,11 @@
 # Copyright: gb10.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How long a pass of the fabric gate holds. Asked by the roles, and by the head's rank before each start."""
+"""What a pass of the fabric gate is of, and how long it holds. Asked by the roles, and by the head's rank before each start."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +13,25 @@ VERSION = 1
 """Of a measurement's document."""
 CLOCK_SLACK_S = 300
 """A measurement from the future by less is a matter of two clocks."""
+
+
+def digest(plan: Mapping[str, Any]) -> str:
+    """SHA-256 of what a measurement depends on: members, legs, image, transport variables and devices. Another model keeps it valid."""
+    ranks = {name: member["rank_config"]["container"] for name, member in plan["members"].items()}
+    content = {
+        "members": plan["cluster"]["members"],
+        "mtu": plan["fabric"]["mtu"],
+        "legs": plan["fabric"]["legs"],
+        "image": plan["image"]["reference"],
+        "environment": {name: transport(container["environment"]) for name, container in ranks.items()},
+        "devices": {name: [container["devices"], container["gpus"]] for name, container in ranks.items()},
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def transport(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that decide how ranks talk."""
+    return {key: value for key, value in environment.items() if key.startswith(("NCCL_", "GLOO_", "UCX_"))}
 
 
 def _span(seconds: float) -> str:

@@ -8,7 +8,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from . import _gate, _image, _nccl, _serving
+from . import _gate_pass, _image, _nccl, _serving
 from ._errors import PlanError
 from ._schema import with_defaults
 from ._topology import Fabric, Member, plan_fabric
@@ -106,7 +106,7 @@ def build_plan(members: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
             for member in ranks
         },
     }
-    gate = _gate.digest(plan)
+    gate = _gate_pass.digest(plan)
     for member in plan["members"].values():
         member["rank_config"]["start"]["gate"] = gate
     cluster["digest"] = digest(plan)

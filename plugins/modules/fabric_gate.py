@@ -177,7 +177,7 @@ def new_artefact(module: AnsibleModule, output: _gate.Output, image: str, agains
         "group": plan["cluster"]["name"],
         "measured_at": round(time.time()),
         "utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "digest": _gate.digest(plan),
+        "digest": _gate_pass.digest(plan),
         "plan": plan["cluster"]["digest"],
         "topology": plan["cluster"]["topology"],
         "members": plan["cluster"]["members"],
@@ -185,7 +185,7 @@ def new_artefact(module: AnsibleModule, output: _gate.Output, image: str, agains
         "torch": said.get("torch", ""),
         "nccl": said.get("nccl", ""),
         "image": {"reference": head["container"]["image"], "id": image},
-        "environment": _gate.transport(head["container"]["environment"]),
+        "environment": _gate_pass.transport(head["container"]["environment"]),
         "marks_gb_per_s": marks,
         "measurements": measurements,
         "problems": against + _gate.judge(measurements, marks),
@@ -216,7 +216,7 @@ def main() -> None:
     kept = read_artefact(path) if is_head else None
     result: dict[str, Any] = {"changed": False, "verdict": "", "running": running}
     if is_head:
-        result["verdict"] = _gate_pass.stale(kept, group, _gate.digest(plan), time.time(), module.params["max_age"])
+        result["verdict"] = _gate_pass.stale(kept, group, _gate_pass.digest(plan), time.time(), module.params["max_age"])
         result["summary"] = _gate.summary(kept)
     if state == "passed" and result["verdict"] and not running:
         module.fail_json(msg=result["verdict"], **result)
@@ -236,11 +236,11 @@ def main() -> None:
     _host.write(path, (json.dumps(artefact, indent=1) + "\n").encode())
     lines = _gate.summary(artefact)
     before, after = ("".join(f"{line}\n" for line in side) for side in (result["summary"], lines))
-    result |= {"changed": True, "summary": lines, "verdict": "; ".join(artefact["problems"])}
+    result |= {"changed": True, "summary": lines, "verdict": "; ".join(artefact["problems"]), "artefact": artefact}
     result["diff"] = {"before_header": str(path), "after_header": str(path), "before": before, "after": after}
     if artefact["problems"]:
         module.fail_json(msg=f"{result['verdict']} (all values: {path})", **result)
-    module.exit_json(**result, artefact=artefact)
+    module.exit_json(**result)
 
 
 if __name__ == "__main__":

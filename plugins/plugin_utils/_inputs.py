@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ..module_utils import _schema
+from ..module_utils import _levers, _schema
 from ..module_utils._changes import CHANGES, changed
 from ..module_utils._errors import PlanError
 from ..module_utils._plan import build_plan
@@ -52,7 +52,8 @@ def plan(members: Any, settings: Any, profile: Any = None, base: str | os.PathLi
     profile = check_profile(profile) if profile is not None else load_profile(settings["cluster_profile"], base)
     if settings[CHANGES]:
         profile = check_profile(changed(profile, settings[CHANGES]), CHANGES)
-    return build_plan(members, settings, profile)
+    levers = json.loads((COLLECTION / _levers.LEVERS).read_text(encoding="utf-8"))
+    return build_plan(members, settings, _levers.awaited(profile, levers))
 
 
 def check_members(members: Any) -> list[dict[str, Any]]:

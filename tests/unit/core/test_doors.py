@@ -112,6 +112,14 @@ def test_addresses_and_interfaces_of_single_hosts(tmp_path: Path) -> None:
     }
 
 
+def test_each_item_of_a_loop_has_the_plan_of_its_own_settings(tmp_path: Path) -> None:
+    """What the inventory says is read once for a task, what the task says is not."""
+    task = keep("lookup('gb10.cluster.plan').service.port", "port-{{ item }}") | {"loop": [8001, 8002]}
+    code, output = play(tmp_path, [task | {"vars": {"cluster_api_port": "{{ item }}"}}])
+    assert code == 0, output
+    assert [json.loads((tmp_path / f"port-{port}-localhost.json").read_text()) for port in (8001, 8002)] == [8001, 8002]
+
+
 def test_changes_of_the_profile_add_up_from_inventory_and_lookup(tmp_path: Path) -> None:
     more = "{'cluster_profile_changes': {'engine': {'arguments': {'max-num-seqs': 4, 'dtype': none}}}, 'cluster_api_port': 8001}"
     tasks = [keep(f"lookup('gb10.cluster.plan', {more}).members.t1.rank_config.container.command", "command")]

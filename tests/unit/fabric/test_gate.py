@@ -171,6 +171,8 @@ def test_a_cable_with_two_slow_legs_is_one_cable() -> None:
 def test_where_all_is_slow_no_member_is_blamed() -> None:
     (problem,) = _gate.judge(measured(RING, {}, 7.9), MARKS)
     assert problem.startswith("every way is slow") and "sockets instead of RDMA" in problem
+    (far,) = _gate.judge(measured(RING, {}, 7.9), {"leg": 1000.0, "all": 1000.0})
+    assert "reaches 7.9 of 1000 GB/s" in far
 
 
 def test_two_cables_without_a_member_in_common_are_listed() -> None:
@@ -265,13 +267,13 @@ def test_a_pass_holds(age: float) -> None:
 
 def test_another_model_keeps_the_measurement_another_image_does_not() -> None:
     plan = plan_of("ring", 3)
-    before = _gate.digest(plan)
+    before = _gate_pass.digest(plan)
     plan["members"]["t1"]["rank_config"]["container"]["environment"]["MODEL"] = "y"
-    assert _gate.digest(plan) == before
+    assert _gate_pass.digest(plan) == before
     plan["members"]["t1"]["rank_config"]["container"]["environment"]["NCCL_NET"] = "Socket"
-    changed = _gate.digest(plan)
+    changed = _gate_pass.digest(plan)
     plan["image"]["reference"] = "image:2"
-    assert len({before, changed, _gate.digest(plan)}) == 3
+    assert len({before, changed, _gate_pass.digest(plan)}) == 3
 
 
 # -- the program's side
