@@ -281,18 +281,21 @@ BY_HAND = (
         "memory stays above the reserve",
     ),
     Claim(
-        "docker", "docker as the engine; here podman was run", "gb10.cluster.acceptance, with `cluster_engine: docker`", "as with podman"
+        "docker",
+        "docker as the engine with a GPU and RDMA devices; in the lab Debian's 26.1.5 ran without them",
+        "gb10.cluster.acceptance, with `cluster_engine: docker`",
+        "as with podman",
     ),
     Claim(
         "build",
-        "the image builds: fill `base.digest` of `runtime/image/lock.json` with what the refusal's command prints, name a profile with "
-        "`source: {kind: build, recipe: gb10.cluster}`",
+        "the image builds: fill `base.digest` of `runtime/image/lock.json` with what the refusal's command prints, choose a profile "
+        "whose name ends in `-own`",
         f"{SITE} --tags runtime",
         "the build ends with seven `ok` lines; a second run changes nothing",
     ),
     Claim(
         "layers",
-        "missing layers into docker's containerd store (archives go whole there), and `docker save` of an image that was pulled for several machines",
+        "`docker save` of an image that was pulled for several machines, out of docker's containerd store and into one (archives go whole there)",
         f"{SITE} --tags runtime, with a registry that the workers cannot reach",
         "`content` of module `image_info` is one on all members",
     ),
@@ -305,8 +308,14 @@ BY_HAND = (
     Claim(
         "overlay",
         "72 heads, EXL3 layers and tables on disk by the overlay",
-        "`VLLM_PLUGINS=gb10_vllm GB10_VIRTUAL_TP=3 GB10_ENGRAM_DIR=… vllm serve …` in the image",
-        "the levers' lines on every rank, and a right answer",
+        "gb10.cluster.acceptance, with `dsv41-exl3-2.9bpw-tp2-own` or `dsv41-exl3-3.5bpw-tp3-own`",
+        "the group serves, so every rank has logged the levers' lines; all probes of the profile pass",
+    ),
+    Claim(
+        "split",
+        "the indexer's rows shared by the ranks: the same answers, and a faster prefill of a long prompt",
+        "gb10.cluster.ladder on an `-own` profile, with a rung of `cluster_profile_changes: {engine: {environment: {GB10_INDEXER_SPLIT: '256'}}}`",
+        "the rung passes every probe, and prefill at its longest prompt is `better`",
     ),
     Claim("graphs", "Engram rows inside a CUDA graph", "`python -m gb10_vllm.selfcheck` in the image", '"in a CUDA graph too"'),
     Claim(

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Generations of a group: what it served with, and to which of them a rollback leads.
 
-A generation is a plan together with what stood behind its names on this member: the image's id and the checkpoint's config.json. It is noted once the
+A generation is a plan together with what stood behind its names on this member: the image and the checkpoint's config.json. It is noted once the
 group serves, so that one which never came up is none. Two are kept; the plan holds network, image, arguments and checkpoint, so these go
 back together.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 KEPT = 2
@@ -21,18 +21,20 @@ FOLDER = "/var/lib/gb10/generations"
 
 @dataclass(frozen=True)
 class Generation:
-    """One that served: its number, when it was noted (seconds since 1970), its plan, the image's id, the SHA-256 of config.json."""
+    """One that served: its number, when it was noted (seconds since 1970), its plan, the image's id on this member and its content, which is the same
+    on all, the SHA-256 of config.json."""
 
     number: int
     at: float
     plan: Mapping[str, Any]
     image: str
+    content: str
     config_hash: str
 
     @property
     def digest(self) -> str:
         """By which generations are told apart, and compared between members."""
-        return identity(self.plan["cluster"]["digest"], self.image, self.config_hash)
+        return identity(self.plan["cluster"]["digest"], self.content, self.config_hash)
 
     def __str__(self) -> str:
         return f"generation {self.number}: profile {self.plan['cluster']['profile']}, image {self.image[:12]}, {self.checkpoint}"
@@ -60,9 +62,9 @@ def _with_image(config: Mapping[str, Any], image: str) -> dict[str, Any]:
     return {**config, "container": {**config["container"], "image": image}}
 
 
-def identity(plan_digest: str, image: str, config_hash: str) -> str:
-    """One value of what makes a generation."""
-    return hashlib.sha256(" ".join((plan_digest, image, config_hash)).encode()).hexdigest()
+def identity(plan_digest: str, content: str, config_hash: str) -> str:
+    """One value of what makes a generation; `content`: the image's."""
+    return hashlib.sha256(" ".join((plan_digest, content, config_hash)).encode()).hexdigest()
 
 
 def parse(text: str | None) -> list[Generation]:
@@ -85,7 +87,7 @@ def recorded(known: Sequence[Generation], now: Generation) -> list[Generation]:
     same = next((generation for generation in known if generation.digest == now.digest), now)
     number = max((generation.number for generation in known), default=0) + 1
     others = [generation for generation in known if generation.digest != now.digest]
-    return [*others, Generation(number, now.at, same.plan, now.image, now.config_hash)][-KEPT:]
+    return [*others, replace(now, number=number, plan=same.plan)][-KEPT:]
 
 
 def previous(known: Sequence[Generation], set_up: str) -> Generation | None:

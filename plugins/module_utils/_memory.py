@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import _levers
 from ._checkpoint import size_text
 from ._weights import Model
 
@@ -36,7 +37,9 @@ RESERVE = int(1.5 * GIB)
 SHARE_RESERVE = GIB
 """What must be free beside the share that the engine itself asks for at its start."""
 INDEXER_ENTRY, INDEXER_FACTOR = 132, 40
-"""Bytes of the indexer's workspace per token of context, and how many times it is taken unless there are fewer sequences."""
+"""Bytes of the indexer's workspace per token of context, and how many times it is taken, in the published images unless there are fewer sequences."""
+INDEXER_SHORT, INDEXER_LONG_FACTOR = 256 * 1024, 16
+"""vLLM 0.33.0, which the overlay goes with, takes it 16 times for contexts beyond so many tokens, whatever the sequences."""
 BATCHED_TOKENS, SEQUENCES = 8192, 256
 """vLLM's defaults of --max-num-batched-tokens and --max-num-seqs."""
 KV_RECORD, INDEX_RECORD = 584, 132
@@ -136,7 +139,8 @@ def parts(weights: Mapping[str, int], config: Mapping[str, Any], launch: Launch)
     lines["NCCL buffers"] = int(NCCL_BUFFERS * channels * int(variables.get("NCCL_BUFFSIZE", NCCL_BUFFSIZE)))
     if Model(config).text.get("index_source_layer_ids"):
         given = variables.get("GB10_INDEXER_FACTOR") or variables.get("DSV41_INDEXER_PREFILL_FACTOR")
-        factor = int(given or min(INDEXER_FACTOR, launch.sequences))
+        released = INDEXER_FACTOR if launch.context <= INDEXER_SHORT else INDEXER_LONG_FACTOR
+        factor = int(given or 0) or (released if _levers.loaded(variables) else min(INDEXER_FACTOR, launch.sequences))
         lines["indexer workspace"] = launch.context * factor * INDEXER_ENTRY
     lines["context, graphs, workspaces"] = ENGINE
     lines["processes"] = PROCESSES

@@ -235,7 +235,7 @@ class Relay:
     def _fetch_offer(self, source: Source, folder: Path) -> Offer | None:
         (folder / "list").write_bytes(_replica.list_content([OFFER_FILE]))
         url = _replica.url(f"{self._name}{_replica.OFFER}", source.address, self._port)
-        done = _host.run(_replica.pull_argv(url, str(folder / "list"), str(folder)))
+        done = _replica.pull(url, str(folder / "list"), str(folder))
         if done.status:
             self._note(source, _replica.pull_failure(url, done))
             return None
@@ -262,8 +262,7 @@ class Relay:
                 target.unlink()  # in place would also write what another name or another folder holds
         (folder / "list").write_bytes(_replica.list_content([sent]))
         url = _replica.url(self._name, source.address, self._port)
-        argv = _replica.pull_argv(url, str(folder / "list"), str(self._directory), sparse=path in offer.sparse)
-        done = _host.run(argv, timeout=_replica.LIFETIME_S)
+        done = _replica.pull(url, str(folder / "list"), str(self._directory), sparse=path in offer.sparse)
         if done.status:
             sentence = _replica.pull_failure(url, done)
             if _replica.is_local(done):

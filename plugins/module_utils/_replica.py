@@ -8,9 +8,14 @@ A daemon needs no ssh keys between members and costs no encryption; who may read
 from __future__ import annotations
 
 import re
+import socket
+import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from . import _host
 from ._host import Result
 
 PORT = 8730
@@ -22,11 +27,16 @@ OFFERS = Path("/run/gb10/offers")
 OFFER = "+offer"
 """Ends the name of the module with a source's offer; no source's own name can end so."""
 
+GREETING_EVERY_S = 5.0
+"""While a copy runs: between two looks whether its source still greets, and the longest that a greeting may take."""
+DEATH_S = 30.0
+"""Without a greeting: a cut cable, or a member that is frozen or off."""
+
 _CONNECT_TIMEOUT_S = 10
 _SILENCE_TIMEOUT_S = 120
 """A receiver is silent while it reads the old content of a file that differs."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_LINK_STATUSES = {10: "socket", 12: "protocol", 30: "timeout", 35: "connect timeout"}
+_LINK_STATUSES = {10: "socket", 12: "protocol", 30: "timeout", 35: "connect timeout", 124: "no greeting"}
 _DISK_STATUS = 11
 
 
@@ -123,6 +133,32 @@ def pull_argv(source: str, list_file: str, directory: str, sparse: bool = False)
         source,
         f"{directory}/",
     ]
+
+
+def greets(source: str) -> bool:
+    """Whether a source's daemon answers a new connection. A kernel whose daemon is frozen still accepts one."""
+    where = urlsplit(source)
+    with suppress(OSError), socket.create_connection((where.hostname, where.port), GREETING_EVERY_S) as connection:
+        return bool(connection.recv(1))
+    return False
+
+
+def pull(source: str, list_file: str, directory: str, sparse: bool = False) -> Result:
+    """Run the copy of `pull_argv` until its source has greeted nobody for DEATH_S.
+
+    rsync's own time limit does not see a cut cable: its receiver counts the keep-alives that it writes as life, and the
+    kernel takes them until TCP gives up, after 15 minutes (net.ipv4.tcp_retries2).
+    """
+    heard = time.monotonic()
+
+    def fault() -> str:
+        nonlocal heard
+        if greets(source):
+            heard = time.monotonic()
+        silent = time.monotonic() - heard
+        return f"nothing answers there for {silent:.0f} s" if silent > DEATH_S else ""
+
+    return _host.run_while(pull_argv(source, list_file, directory, sparse), fault, GREETING_EVERY_S)
 
 
 def list_content(paths: Sequence[str]) -> bytes:

@@ -123,7 +123,8 @@ def record(module: AnsibleModule, kept: Kept) -> NoReturn:
         module.fail_json(
             msg=f"the rank of group {group} does not serve ({state.phase}), so there is nothing to remember: run playbook gb10.cluster.start"
         )
-    now = Generation(0, time.time(), plan, config["container"]["image"], config["start"]["config_hash"])
+    image, content = config["container"]["image"], config["files"]["image"]
+    now = Generation(0, time.time(), plan, image, content, config["start"]["config_hash"])
     wanted = _generation.recorded(kept.generations, now)
     changed = wanted != kept.generations
     if changed and not module.check_mode:
@@ -139,7 +140,7 @@ def find(module: AnsibleModule, kept: Kept) -> NoReturn:
         (
             each.digest
             for each in kept.generations
-            if _units.rank_digest(each.plan, each.image, each.config_hash, config) == config["digest"]
+            if _units.rank_digest(each.plan, each.content, each.config_hash, config) == config["digest"]
         ),
         "",
     )

@@ -97,11 +97,12 @@ progress:
 
 import base64
 import io
+import re
 import sys
 import tarfile
 import tempfile
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +114,10 @@ from ..module_utils._job import Job, JobError, Report, joined, key_of
 
 FOLDER = Path("/var/lib/gb10")
 JOB = "image-build"
-TOLD = 12
+TOLD = 40
 """Lines of a failed build's end among which the failing one is looked for."""
+RULE = "------"
+"""What BuildKit writes above and below the last lines of the step that failed. Below the second are lines of the Containerfile."""
 
 
 def command(engine: str, reference: str, recipe: Mapping[str, Any], folder: str) -> list[str]:
@@ -159,14 +162,19 @@ def build(parameters: Mapping[str, Any], report: Report) -> dict[str, Any]:
     return {"ok": True, "id": image.id, "diff": _image.diff(reference, before, image.id)}
 
 
-def failing_line(lines: deque[str]) -> str:
+def failing_line(lines: Iterable[str]) -> str:
     """The line that says what went wrong: the last of the program's own, before the engine's word about the step."""
+    told = list(lines)
+    if RULE in told:
+        step = told[-2 - told[::-1].index(RULE)]
+        # A step that runs no program has no lines but its name.
+        return told[-1].removeprefix("ERROR: ") if step.startswith("> [") else re.sub(r"^\d+\.\d+ ", "", step)
     own = [
         line
-        for line in lines
+        for line in told
         if not line.lower().startswith(("error: building", "error: failed to solve", "error: process", "------", "the command"))
     ]
-    return (own or list(lines) or ["no output"])[-1]
+    return (own or told or ["no output"])[-1]
 
 
 def main() -> None:

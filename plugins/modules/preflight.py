@@ -20,6 +20,7 @@ options:
       - V(fabric) looks for the devices of the legs, for netplan, for networks of this member that overlap a leg, for the
         management interface, and for a kernel, driver and firmware that are known to work together.
       - V(service) looks for the ports that the rank will need, unless the rank runs.
+      - Both this one and V(start) look for the head's certificate where the plan has TLS.
       - V(start) looks for what the rank would refuse at its start, as far as a running rank can be asked, that is image, C(config.json) and GIDs.
     type: str
     choices: [fabric, service, start]
@@ -42,6 +43,14 @@ options:
   config:
     description: The rank's configuration from the plan (C(members.NAME.rank_config)), for O(concern=service) and O(concern=start).
     type: dict
+  tls_certificate:
+    description: The head's certificate in PEM, where a new one is given, for O(concern=service) and O(concern=start).
+    type: str
+    default: ""
+  tls_key:
+    description: Its private key in PEM.
+    type: str
+    default: ""
   procfs_root:
     description: Where procfs is mounted.
     type: path
@@ -117,6 +126,15 @@ def service_problems(config: Mapping[str, Any], procfs_root: str) -> list[str]:
     return _start.port_problems(wanted, _sockets.listeners(procfs_root))
 
 
+def tls_problems(config: Mapping[str, Any], certificate: str, key: str) -> list[str]:
+    """A certificate that is not there, or does not serve."""
+    try:
+        _units.tls_for(config, certificate, key)
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
 def start_problems(config: Mapping[str, Any], sysfs_root: str) -> list[str]:
     """What the supervisor of this rank would refuse, but for ports and memory, which a running rank holds itself."""
     engine, reference, start = config["engine"], config["container"]["image"], config["start"]
@@ -141,6 +159,8 @@ def main() -> None:
             "management": {"type": "dict"},
             "unknown_platform": {"type": "str", "choices": ["accept", "warn", "refuse"], "default": "warn"},
             "config": {"type": "dict"},
+            "tls_certificate": {"type": "str", "default": ""},
+            "tls_key": {"type": "str", "default": "", "no_log": True},
             "procfs_root": {"type": "path", "default": "/proc"},
             "sysfs_root": {"type": "path", "default": "/sys"},
         },
@@ -155,10 +175,10 @@ def main() -> None:
         for finding in findings:
             if finding.severity != REFUSE:
                 module.warn(finding.sentence)
-    elif parameters["concern"] == "start":
-        problems = start_problems(parameters["config"], parameters["sysfs_root"])
     else:
-        problems = service_problems(parameters["config"], parameters["procfs_root"])
+        config, starts = parameters["config"], parameters["concern"] == "start"
+        problems = start_problems(config, parameters["sysfs_root"]) if starts else service_problems(config, parameters["procfs_root"])
+        problems += tls_problems(config, parameters["tls_certificate"], parameters["tls_key"])
     if problems:
         module.fail_json(msg="; ".join(problems), problems=problems, **more)
     module.exit_json(changed=False, problems=[], **more)

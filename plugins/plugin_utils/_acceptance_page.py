@@ -11,7 +11,7 @@ from html import escape
 from typing import Any
 
 from ..module_utils._acceptance import FAILED, MEASURED, NOT_RUN
-from ._report import STYLE
+from ._report import begin
 
 MORE = """
 .measured { color: #1a7f37 } .failed { color: #c0392b } .not-run { color: #888 }
@@ -24,7 +24,6 @@ table.claims th:first-child { width: 7.5rem } table.claims td.verdict, table.cla
 
 def html(document: Mapping[str, Any], evidence: Mapping[str, Any]) -> str:
     """The whole page."""
-    title = escape(f"Acceptance of {document['group']}, {document['utc']}")
     facts = {
         "profile": document["profile"],
         "fabric": f"{document['topology']} of {', '.join(document['members'])}",
@@ -34,8 +33,8 @@ def html(document: Mapping[str, Any], evidence: Mapping[str, Any]) -> str:
     claims = document["claims"]
     counts = ", ".join(f"{sum(claim['verdict'] == verdict for claim in claims)} {verdict}" for verdict in (MEASURED, FAILED, NOT_RUN))
     parts = [
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>',
-        f"<style>{STYLE}{MORE}</style><h1>{title}</h1><p>{escape(counts)}.</p>",
+        begin(f"Acceptance of {document['group']}, {document['utc']}", MORE),
+        f"<p>{escape(counts)}.</p>",
         f"<table>{''.join(f'<tr><th>{escape(name)}<td>{escape(str(value))}' for name, value in facts.items())}</table>",
         "<h2>Claims</h2>",
         _claims([claim for claim in claims if claim["result"] != "by hand"]),

@@ -70,15 +70,19 @@ def _draw(axes: Any, steps: Sequence[Mapping[str, Any]], key: str) -> None:
     axes.set_xticks(range(len(steps)), [str(step[key]) for step in steps])
 
 
+def begin(title: str, style: str = "") -> str:
+    """How a page begins. `style`: rules beyond those that all pages have."""
+    head = escape(title)
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{head}</title>\n'
+        f"<style>{STYLE}{style}</style><h1>{head}</h1>"
+    )
+
+
 def _page(title: str, parts: Sequence[str], document: Mapping[str, Any]) -> str:
     """One file: no script, nothing fetched, readable in light and dark, the JSON at its end."""
-    head = escape(title)
-    begin = (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{head}</title>',
-        f"<style>{STYLE}</style><h1>{head}</h1>",
-    )
     end = f"<details><summary>JSON</summary><pre>{escape(json.dumps(document, indent=1))}</pre></details></html>\n"
-    return "\n".join([*begin, *parts, end])
+    return "\n".join([begin(title), *parts, end])
 
 
 def html(document: Mapping[str, Any], pictures: Mapping[str, str]) -> str:

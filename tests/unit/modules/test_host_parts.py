@@ -121,22 +121,26 @@ def rank_config() -> dict[str, Any]:
 
 
 def test_rank_files_change_with_the_image_and_hide_the_key() -> None:
-    def rank_json(image: str, config_json: str = "c") -> dict[str, Any]:
-        files = {file.path: file for file in _units.rank_files(rank_config(), b"package", image, "sesame", config_json, "/sys", None)}
+    def rank_json(image: str, config_json: str = "c", content: str = "") -> dict[str, Any]:
+        both = image, content or f"content of {image}"
+        files = {file.path: file for file in _units.rank_files(rank_config(), b"package", both, "sesame", config_json, "/sys", None)}
         assert files["/etc/gb10/lab/api-key"].secret and files["/etc/gb10/lab/api-key"].mode == 0o600
         assert b"sesame" not in b"".join(file.content for path, file in files.items() if not path.endswith("api-key"))
-        content: dict[str, Any] = json.loads(files["/etc/gb10/lab/rank.json"].content)
-        return content
+        written: dict[str, Any] = json.loads(files["/etc/gb10/lab/rank.json"].content)
+        return written
 
     assert rank_json("a") == rank_json("a")
     assert rank_json("a")["container"]["image"] == "a"
     assert rank_json("a")["digest"] != rank_json("b")["digest"]
     assert rank_json("a")["digest"] != rank_json("a", "another config.json")["digest"]
+    # Docker's two stores have one image by two ids: each member runs its own, and the ranks start together.
+    manifest, configuration = (rank_json(image, content="of both") for image in ("manifest's id", "configuration's id"))
+    assert manifest["digest"] == configuration["digest"] and manifest["container"] != configuration["container"]
 
 
 def test_a_rank_waits_for_the_file_systems_of_its_volumes() -> None:
     """Otherwise it would start on the empty directory under a checkpoint that is not mounted yet."""
-    files = {file.path: file.content.decode() for file in _units.rank_files(rank_config(), b"", "i", None, "c", "/sys", None)}
+    files = {file.path: file.content.decode() for file in _units.rank_files(rank_config(), b"", ("i", "c"), None, "c", "/sys", None)}
     assert "RequiresMountsFor=/models/100%%\n" in files["/etc/systemd/system/gb10-rank@lab.service.d/volumes.conf"]
 
 
@@ -148,6 +152,14 @@ def test_only_a_running_rank_with_another_configuration_is_restarted() -> None:
     assert _units.needs_restart(state(config_hash="0" * 64), b"{}")
     assert not _units.needs_restart(state(active="inactive", config_hash="0" * 64), b"{}")
     assert state(phase="waiting").holds_group is False and state(phase="loading").holds_group is True
+    assert state(active="deactivating").is_active and not state(active="deactivating").holds_group, "its group has ended"
+
+
+def test_a_start_fails_by_what_came_after_it_and_not_by_its_own_stop_of_another_rank() -> None:
+    """This member was told to start at 100, the last one at 110: the stop in between was to give that one a new configuration."""
+    for stopped, at, fails in ((False, 99, False), (False, 105, True), (True, 105, False), (True, 111, True)):
+        assert state(failure={"at": at, "reason": "…", "stopped": stopped}).has_failed(100, stops_since=110) is fails
+    assert not state().has_failed(0, 0)
 
 
 def test_each_bad_line_of_the_screen_ends_with_a_command() -> None:

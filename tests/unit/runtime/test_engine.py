@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import tarfile
 from hashlib import sha256
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.gb10.cluster.plugins.module_utils import _engine, _image
 
-LAYERS = [b"base" * 400_000, b"middle", b"top"]
+LAYERS = [random.Random(1).randbytes(1_600_000), b"middle", b"top"]
 IDS = [sha256(layer).hexdigest() for layer in LAYERS]
 CONFIG = json.dumps(
     {"architecture": "arm64", "os": "linux", "config": {"Env": ["A=1"]}, "rootfs": {"diff_ids": [f"sha256:{each}" for each in IDS]}}

@@ -11,6 +11,7 @@ import pytest
 from ansible_collections.gb10.cluster.plugins.module_utils import _image, _obtain
 from ansible_collections.gb10.cluster.plugins.module_utils._host import Result
 from ansible_collections.gb10.cluster.plugins.module_utils._image import Image
+from ansible_collections.gb10.cluster.plugins.modules import image_build
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -233,3 +234,47 @@ HOST = "127.0.0.1:5000"
 def test_a_refusal_is_one_sentence_with_its_cure(said: str, words: str) -> None:
     sentence = _obtain.pull_failure(f"{HOST}/lab/a:1", Result(1, "", said + "\n"), "linux/arm64")
     assert words in sentence and "\n" not in sentence and sentence.startswith(f"{HOST}/lab/a:1 was not pulled (")
+
+
+# Of docker 26.1.5: the end of a build by BuildKit that fails in a program, and in a step without one; by its old builder; and of podman 5.4.2.
+AROUND = """Containerfile:3
+--------------------
+   2 |     COPY note /note
+   3 | >>> RUN python3 /note
+   4 |     LABEL a=1
+--------------------
+"""
+PROCESS = 'process "/bin/sh -c python3 /note" did not complete successfully: exit code: 1'
+BUILDKIT = f"""#7 [3/3] RUN python3 /note
+#7 0.476 Traceback:
+#7 0.476 the note is wrong
+#7 ERROR: {PROCESS}
+------
+ > [3/3] RUN python3 /note:
+0.476 Traceback:
+0.476 the note is wrong
+------
+{AROUND}ERROR: failed to solve: {PROCESS}
+"""
+ABSENT = f"""#6 [2/3] COPY missing /note
+#6 ERROR: failed to calculate checksum of ref f0::5j: "/missing": not found
+------
+ > [2/3] COPY missing /note:
+------
+{AROUND}ERROR: failed to solve: failed to compute cache key: "/missing": not found
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        (BUILDKIT, "the note is wrong"),
+        (ABSENT, 'failed to solve: failed to compute cache key: "/missing": not found'),
+        ("the note is wrong\nThe command '/bin/sh -c python3 /note' returned a non-zero code: 1\n", "the note is wrong"),
+        ('STEP 3/4\nthe note is wrong\nError: building at STEP "RUN python3 /note": exit status 1\n', "the note is wrong"),
+        ("", "no output"),
+    ],
+    ids=["BuildKit", "BuildKit, no program", "docker's old builder", "podman", "nothing"],
+)
+def test_a_failed_build_is_told_by_the_programs_own_line(output: str, line: str) -> None:
+    assert image_build.failing_line([each.strip() for each in output.splitlines() if each.strip()]) == line

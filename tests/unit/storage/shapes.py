@@ -219,6 +219,8 @@ def system_b() -> Iterator[tuple[str, Tensors]]:
             **router(prefix, EXPERTS),
             **experts(prefix, EXPERTS, (bits, bits)),
         }
+        if layer == 29:
+            tensors |= exl3(f"{prefix}.ffn.shared_experts.w2", WIDTH, HIDDEN, 5)  # by its trellis, whatever the map says
         if layer in INDEX_SOURCES:
             tensors |= exl3(f"{prefix}.attn.indexer.wq_b", Q_LORA, 32 * 128, 5)
             tensors[f"{prefix}.attn.indexer.weights_proj.weight"] = ("BF16", (32, HIDDEN))

@@ -8,6 +8,7 @@ import json
 import stat
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def plan(digest: str, checkpoint: str = "/models/a", engine: str = "podman") -> 
 
 
 def one(digest: str, at: float = 0.0) -> Generation:
-    return Generation(0, at, plan(digest), f"image of {digest}", "c" * 64)
+    return Generation(0, at, plan(digest), f"image of {digest}", f"content of {digest}", "c" * 64)
 
 
 @given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=12))
@@ -56,9 +57,15 @@ def test_what_never_served_is_left_for_what_served_last() -> None:
 
 def test_one_that_comes_back_keeps_the_plan_that_it_was_noted_with() -> None:
     known = _generation.recorded(_generation.recorded([], one("a")), one("b"))
-    again = Generation(0, 9.0, known[0].pinned(), known[0].image, known[0].config_hash)
+    again = replace(known[0], number=0, at=9.0, plan=known[0].pinned())
     kept = _generation.recorded(known, again)[-1]
     assert (kept.number, kept.at, kept.plan) == (3, 9.0, plan("a"))
+
+
+def test_members_whose_stores_name_an_image_differently_remember_the_same() -> None:
+    other = replace(one("a"), image="its manifest")
+    assert other.digest == one("a").digest != replace(one("a"), content="of another").digest
+    assert other.pinned()["members"]["t1"]["rank_config"]["container"]["image"] == "its manifest"
 
 
 def test_a_plan_goes_back_with_the_image_and_not_with_its_name() -> None:
@@ -105,8 +112,12 @@ class Member:
             digest * 64,
             _units.config_hash(str(self.checkpoint)),
         )
-        self.rank = {"container": {"image": image}, "start": {"config_hash": config}, "files": {"node": "n"}}
-        self.rank["digest"] = _units.rank_digest(self.plan, image, config, self.rank)
+        self.rank = {
+            "container": {"image": image},
+            "start": {"config_hash": config},
+            "files": {"image": f"content of {digest}", "node": "n"},
+        }
+        self.rank["digest"] = _units.rank_digest(self.plan, self.rank["files"]["image"], config, self.rank)
         return self.run(plan=self.plan)
 
     def run(self, **options: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,36 @@ def test_our_own_image_reads_the_tables_from_disk_too() -> None:
     assert (launch.tables_on_disk, launch.kv_bytes, launch.sequences) == (True, 8_074_035_200, 8)
 
 
+@pytest.mark.parametrize(
+    ("sibling", "topology", "ranks", "weights"),
+    [
+        ("dsv41-exl3-2.9bpw-tp2", "pair", 2, lambda: system_b(2, draft=True)),
+        ("dsv41-exl3-3.5bpw-tp3", "ring", 3, lambda: system_a(3, draft=True, vision=True)),
+    ],
+)
+def test_our_own_image_fits_where_the_published_one_does(
+    sibling: str, topology: str, ranks: int, weights: Callable[[], _weights.Weights]
+) -> None:
+    """With the tables on disk a rank needs what it needs there, to the byte."""
+    theirs, ours = (rank_config(name, topology, ranks) for name in (sibling, f"{sibling}-own"))
+    launches = [_memory.launch_of(config) for config in (theirs, ours)]
+    lines = [_memory.parts(weights().parts, shapes.CONFIG, launch) for launch in launches]
+    assert all(launch.tables_on_disk for launch in launches) and lines[0] == lines[1]
+    verdict = _memory.verdict("t1", lines[1], launches[1], SPARK, _inputs.load_profile(f"{sibling}-own")["memory"]["kv_bytes_per_token"])
+    assert (verdict.fits, verdict.sentence) == (True, "") and verdict.context > launches[1].context
+    assert ours["start"]["free_mib"] * 2**20 >= lines[1]["weights"] + lines[1]["KV cache"]
+
+
+@pytest.mark.parametrize(("context", "factor"), [(262_144, 40), (524_288, 16)])
+def test_our_own_images_indexer_is_the_releases(context: int, factor: int) -> None:
+    """It does not look at the sequences; a lever may make it smaller."""
+    config = rank_config("dsv41-exl3-3.5bpw-tp3-lakyfx", "ring", 3)
+    launch = replace(_memory.launch_of(config), context=context)
+    assert _memory.parts({}, shapes.CONFIG, launch)["indexer workspace"] == context * factor * 132
+    smaller = replace(launch, variables={**launch.variables, "GB10_INDEXER_FACTOR": "2"})
+    assert _memory.parts({}, shapes.CONFIG, smaller)["indexer workspace"] == context * 2 * 132
+
+
 def test_system_b_fits_as_published_and_not_with_much_more(config_b: dict[str, Any]) -> None:
     """The kit asks for 12 GiB beside the weights; its worker had 5.8 GiB available after the start. Its pool of 2.5 GiB held 774,400 tokens."""
     launch = _memory.launch_of(config_b)
@@ -234,6 +265,8 @@ def test_the_indexers_workspace_is_the_published_one(config_b: dict[str, Any]) -
     assert _memory.parts({}, shapes.CONFIG, stock)["indexer workspace"] == 600_000 * 132 * 40
     ours = Launch(**{**vars(launch), "variables": {"GB10_INDEXER_FACTOR": "2"}})
     assert _memory.parts({}, shapes.CONFIG, ours)["indexer workspace"] == 600_000 * 132 * 2
+    off = Launch(**{**vars(stock), "variables": {"GB10_INDEXER_FACTOR": "0"}})
+    assert _memory.parts({}, shapes.CONFIG, off) == _memory.parts({}, shapes.CONFIG, stock)
     assert "indexer workspace" not in _memory.parts({}, {}, launch)
 
 

@@ -111,7 +111,7 @@ def test_what_a_group_can_be_rolled_back_to_stays(root: Root) -> None:
     container = {"volumes": [{"source": str(root.root / "old"), "target": "/models/old", "read_only": True}]}
     plan = {"cluster": {"digest": "d"}, "members": {"t1": {"rank_config": {"container": container}}}}
     root.generations.mkdir()
-    before = _generation.Generation(1, 0.0, plan, "image", "hash")
+    before = _generation.Generation(1, 0.0, plan, "image", "content", "hash")
     (root.generations / "lab.json").write_text(_generation.text_of([before]))
     (root.generations / "broken.json").write_text("{")
     assert root.use("old") == "group lab can be rolled back to it"

@@ -6,21 +6,26 @@ from __future__ import annotations
 
 import os
 import random
+import re
+import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.gb10.cluster.plugins.module_utils import _relay, _replica
+from ansible_collections.gb10.cluster.plugins.module_utils import _checkpoint, _engine, _relay, _replica
 from ansible_collections.gb10.cluster.plugins.module_utils._checkpoint import File
 from ansible_collections.gb10.cluster.plugins.module_utils._job import JobError
 from ansible_collections.gb10.cluster.plugins.module_utils._relay import MAX_DEPTH, Offer, Publisher, Relay, Source
+from ansible_collections.gb10.cluster.plugins.module_utils._survey import read_file, survey
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.unit.runtime import test_engine as image
 
 NAME = "tiny"
 CONTENT = {f"model-{index}.safetensors": random.Random(index).randbytes(2**18) for index in range(6)} | {"sub/config.json": b"{}"}
@@ -55,13 +60,14 @@ class Member:
         self.thread: threading.Thread | None = None
         self.reports: list[dict[str, Any]] = []
 
-    def serve(self) -> None:
-        command = ["rsync", "--daemon", "--no-detach", f"--config={self.root}/conf", f"--address={self.address}", "--log-file=/dev/null"]
-        self.daemon = subprocess.Popen(command)
+    def serve(self, *options: str) -> None:
+        command = ["rsync", "--daemon", "--no-detach", f"--config={self.root}/conf", f"--address={self.address}"]
+        self.daemon = subprocess.Popen([*command, "--log-file=/dev/null", *options], start_new_session=True)
 
     def off(self) -> None:
+        """The daemon, and what it sends just now."""
         if self.daemon:
-            self.daemon.terminate()
+            os.killpg(self.daemon.pid, signal.SIGTERM)
             self.daemon.wait(10)
             self.daemon = None
 
@@ -72,13 +78,13 @@ class Member:
             target.parent.mkdir(exist_ok=True)
             target.write_bytes(CONTENT[path])
 
-    def take(self, *sources: Member, patience: float = 60) -> None:
-        """Start to fill the directory."""
+    def take(self, *sources: Member, patience: float = 60, files: Sequence[File] = FILES, held: Sequence[str] = ()) -> None:
+        """Start to fill the directory with the files that it lacks."""
 
         def work() -> None:
             addresses = [Source(source.name, source.address) for source in sources]
-            publisher = Publisher(self.offers, self.directory, [], 1 if sources else 0)
-            relay = Relay(NAME, self.directory, FILES, publisher, addresses, self.port, self.root / "stamps", patience)
+            publisher = Publisher(self.offers, self.directory, held, 1 if sources else 0)
+            relay = Relay(NAME, self.directory, files, publisher, addresses, self.port, self.root / "stamps", patience)
             try:
                 self.result = relay.run(self.reports.append)
             except JobError as error:
@@ -178,6 +184,30 @@ def test_a_member_that_fails_stops_no_other(members: list[Member]) -> None:
     assert first.is_whole() and fourth.is_whole() and third.is_whole()
 
 
+def test_a_source_that_freezes_within_a_file_is_left(members: list[Member], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel still takes connections and acknowledges what rsync writes, so that rsync itself would wait for ever."""
+    monkeypatch.setattr(_replica, "GREETING_EVERY_S", 0.2)
+    monkeypatch.setattr(_replica, "DEATH_S", 1.0)
+    first, second, third, _fourth = members
+    content = random.Random(9).randbytes(2**20)
+    file = File("model.safetensors", len(content), sha256(content).hexdigest())
+    (first.directory / file.path).write_bytes(content)
+    Publisher(first.offers, first.directory, [file.path], None)
+    first.off()
+    first.serve("--bwlimit=256")  # KiB a second, so that the file takes four
+    third.take(first, second, files=[file])
+    wait_for(lambda: 0 < _relay.present_bytes(third.directory / file.path) < file.size)
+    assert first.daemon
+    os.killpg(first.daemon.pid, signal.SIGSTOP)
+    (second.directory / file.path).write_bytes(content)
+    Publisher(second.offers, second.directory, [file.path], None)
+    try:
+        assert third.end()["copied"] == [file.path]
+    finally:
+        os.killpg(first.daemon.pid, signal.SIGCONT)
+    assert third.content() == {file.path: content}
+
+
 def test_a_source_that_is_gone_for_good_is_named(members: list[Member]) -> None:
     first, second, third, _fourth = members
     first.off()
@@ -268,14 +298,71 @@ def test_of_a_prepared_file_the_original_goes_around(members: list[Member]) -> N
 
 
 def test_the_stamps_spare_reading_it_again(members: list[Member]) -> None:
-    from ansible_collections.gb10.cluster.plugins.module_utils._survey import survey
-
     first, second, _third, _fourth = members
     first.offer_all()
     second.take(first)
     assert second.is_whole()
     seen = survey(second.directory, {file.path: file.size for file in FILES}, False, 2, second.root / "stamps")
     assert seen.hashed == 0 and {path: found.sha256 for path, found in seen.found.items()} == {file.path: file.sha256 for file in FILES}
+
+
+class ImageHead:
+    """The head of a run that brings an image: what it lays out each time, and which files of that a member lacks."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+
+    def lay_out(self) -> None:
+        """As the export does, from what the engine saves."""
+        folder = self.member.directory
+        for path in folder.iterdir():
+            path.unlink()
+        _engine.unpack(image.saved(*image.FORMS["podman"]), folder, set())
+        found = {path.name: read_file(path)[0] for path in folder.iterdir()}
+        self.files = [File(name, each.size, each.sha256) for name, each in sorted(found.items())]
+        Publisher(self.member.offers, folder, found, None)
+
+    def lacking(self, member: Member) -> list[File]:
+        """As the copy's module asks, also of a file that is there in part."""
+        seen = survey(member.directory, {file.path: file.size for file in self.files}, False, None, member.root / "stamps")
+        return _checkpoint.to_copy(self.files, _checkpoint.compare(self.files, seen.found))
+
+
+def test_a_layer_that_was_cut_on_its_way_goes_on_in_the_next_run(members: list[Member], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head goes off within a layer; the next run lays the image out anew, sends the rest, and the others still pass it on."""
+    first, second, third, _fourth = members
+    head = ImageHead(first)
+    head.lay_out()
+    first.off()
+    first.serve("--bwlimit=128")  # KiB a second, so that the layer takes twelve
+    second.take(first, patience=1, files=head.lacking(second))
+    layer = second.directory / f"{image.IDS[0]}.tar"
+    wait_for(lambda: _relay.present_bytes(layer) >= 2**17)
+    first.off()
+    assert "it goes on where it ended" in second.end()["msg"]
+    there, whole = layer.stat().st_size, len(image.LAYERS[0])
+    assert 0 < there < whole
+
+    log, argv = first.root / "log", _replica.pull_argv
+
+    def told(source: str, *rest: Any, **options: Any) -> list[str]:
+        """The same copy; those from the head say how much of it was sent."""
+        program, *words = argv(source, *rest, **options)
+        return [program, *(["--stats", f"--log-file={log}"] if first.address in source else []), *words]
+
+    monkeypatch.setattr(_replica, "pull_argv", told)
+    head.lay_out()
+    first.serve()
+    lacking = head.lacking(second)
+    second.take(first, files=lacking, held=[file.path for file in head.files if file not in lacking])
+    third.take(second, files=head.files)
+    for member in (second, third):
+        assert layer.name in member.end()["copied"]
+        held = _engine.held_by(member.directory)
+        assert (held.id, held.layers) == (image.ID, tuple(image.IDS))
+        assert member.content() == first.content()
+    sent = [int(size.replace(",", "")) for size in re.findall(r"Literal data: ([\d,]+)", log.read_text())]
+    assert 0 < sum(sent) < whole - there // 2
 
 
 PATHS = st.frozensets(st.sampled_from("abcd"))
