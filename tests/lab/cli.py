@@ -49,12 +49,16 @@ def _parser() -> argparse.ArgumentParser:
 
     up = verb("up", "start the lab, or go on with what is there", lambda lab, o: lab.up(o.hosts, o.backend))
     prepare = verb("prepare", "up, and build what the hosts are to serve", lambda lab, o: lab.prepare(o.hosts, o.profile, o.backend))
+    backend = os.environ.get("GB10_LAB_BACKEND") or DEFAULT_BACKEND
     for sub in (up, prepare):
         sub.add_argument(
             "--hosts", type=int, default=DEFAULT_HOSTS, help="how many (default: %(default)s); 2 are a pair, 3 and more a ring"
         )
         sub.add_argument(
-            "--backend", choices=sorted(BACKENDS), default=DEFAULT_BACKEND, help="what they are made of (default: %(default)s)"
+            "--backend",
+            choices=sorted(BACKENDS),
+            default=backend,
+            help=f"what they are made of (default: GB10_LAB_BACKEND, else {DEFAULT_BACKEND})",
         )
     profile = os.environ.get("GB10_LAB_PROFILE") or DEFAULT_PROFILE
     prepare.add_argument("--profile", default=profile, help=f"what is to be served (default: GB10_LAB_PROFILE, else {DEFAULT_PROFILE})")

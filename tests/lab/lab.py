@@ -18,13 +18,13 @@ from pathlib import Path
 from . import engine, ssh
 from .backend import Backend, State
 from .network import Network
-from .nspawn import NspawnBackend
+from .nspawn import DockerBackend, NspawnBackend
 from .paths import lab_name, remove_tree, state_directory
 from .progress import LabError, say, step
 from .topology import CONTROLLER, Host, Topology, standard
 from .uml.backend import UmlBackend
 
-BACKENDS: dict[str, type[Backend]] = {"nspawn": NspawnBackend, "uml": UmlBackend}
+BACKENDS: dict[str, type[Backend]] = {"nspawn": NspawnBackend, "docker": DockerBackend, "uml": UmlBackend}
 DEFAULT_BACKEND = "nspawn"
 
 # command -> Debian package that brings it

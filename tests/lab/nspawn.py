@@ -15,7 +15,7 @@ from .backend import Backend
 from .enter import inside
 from .paths import PYTHON, REPOSITORY, mount_points
 from .progress import LabError
-from .rootfs import root_filesystem
+from .rootfs import root_filesystem, shelf
 from .ssh import Keys
 from .topology import Host, Topology
 
@@ -30,8 +30,10 @@ _QUERY_S = 20
 class NspawnBackend(Backend):
     """Hosts in containers: a disk each under `state`, the machine's kernel for all."""
 
+    engine = "podman"  # the one container engine that the hosts have
+
     def prepare(self, topology: Topology, keys: Keys) -> None:
-        root = root_filesystem()
+        root = root_filesystem(self.engine)
         for host in topology.hosts:
             directory = self._directory(host)
             if (directory / "host.json").exists():  # written last
@@ -39,14 +41,14 @@ class NspawnBackend(Backend):
             if directory.exists():
                 shutil.rmtree(directory)
             directory.mkdir(mode=0o700)
-            overlay.write(directory / "seed", host, topology, keys)
+            overlay.write(directory / "seed", host, topology, keys, self.engine)
             _make_disk(directory / "disk.img")
             namespace = self._network.namespace_path(host.name)
             description = {"name": host.name, "group": self._group(host).name, "root": str(root), "namespace": str(namespace)}
             (directory / "host.json").write_text(json.dumps(description, indent=1))
         # An older root file system goes when no host of any lab has it under its disk any more.
         described = [json.loads(file.read_text()) for file in self._state.parent.glob("*/*/host.json")]
-        cache.prune("rootfs", keep={root, *(Path(other["root"]) for other in described if "root" in other)})
+        cache.prune(shelf(self.engine), keep={root, *(Path(other["root"]) for other in described if "root" in other)})
 
     def power_on(self, host: Host) -> None:
         group = self._group(host)
@@ -98,6 +100,12 @@ class NspawnBackend(Backend):
             if len(numbers) == depth and numbers[-1] == 1:
                 return pid
         return None
+
+
+class DockerBackend(NspawnBackend):
+    """The same hosts with Docker in podman's place."""
+
+    engine = "docker"
 
 
 def _namespace_pids(pid: str) -> list[int]:

@@ -69,6 +69,12 @@ crun-clamp = ["{program}"]
 """
 
 
+# Without a limit of its own for a container: the daemon's are the machine's.
+_DOCKER = """\
+{{"default-runtime": "crun-clamp", "runtimes": {{"crun-clamp": {{"path": "{program}"}}}}}}
+"""
+
+
 def identity(host: Host, topology: Topology, keys: Keys) -> dict[str, tuple[int, str]]:
     """Path in the host -> (mode, text) for what any host of the lab is given, whatever it is made of."""
     names = "".join(f"{other.address} {other.name}\n" for other in topology.hosts)
@@ -86,7 +92,7 @@ def identity(host: Host, topology: Topology, keys: Keys) -> dict[str, tuple[int,
     }
 
 
-def files(host: Host, topology: Topology, keys: Keys) -> dict[str, tuple[int, str]]:
+def files(host: Host, topology: Topology, keys: Keys, engine: str = "podman") -> dict[str, tuple[int, str]]:
     """Path in the host -> (mode, text) for everything that is laid over the root file system."""
     ports = " ".join(f"{netdev}={hca}" for netdev, hca in HCA_OF.items())
     return {
@@ -94,10 +100,7 @@ def files(host: Host, topology: Topology, keys: Keys) -> dict[str, tuple[int, st
         "/etc/fstab": (0o644, _FSTAB),
         "/etc/systemd/network/00-management.network": (0o644, f"[Match]\nName={MANAGEMENT_NETDEV}\n\n[Link]\nUnmanaged=yes\n"),
         "/etc/systemd/system/gb10-lab-hca.service": (0o644, _HCA_UNIT.format(program=_HCA, root=SYSFS_ROOT, ports=ports)),
-        "/etc/containers/containers.conf.d/10-lab.conf": (
-            0o644,
-            _CONTAINERS.format(nofile=_own_limit(resource.RLIMIT_NOFILE), nproc=_own_limit(resource.RLIMIT_NPROC), program=_OCI_CLAMP),
-        ),
+        **_engine_settings(engine),
         **{f"/etc/systemd/system/{unit}.d/10-lab.conf": (0o644, _UDEV_ANYWAY) for unit in _UDEV_UNITS},
         "/etc/environment": (0o644, f"{QUIET_PODMAN}=1\n"),
         "/etc/systemd/system.conf.d/10-lab.conf": (0o644, f"[Manager]\nDefaultEnvironment={QUIET_PODMAN}=1\n"),
@@ -105,6 +108,13 @@ def files(host: Host, topology: Topology, keys: Keys) -> dict[str, tuple[int, st
         _HCA: _program("hca.py"),
         _OCI_CLAMP: _program("oci_clamp.py"),
     }
+
+
+def _engine_settings(engine: str) -> dict[str, tuple[int, str]]:
+    if engine == "docker":
+        return {"/etc/docker/daemon.json": (0o644, _DOCKER.format(program=_OCI_CLAMP))}
+    limits = {"nofile": _own_limit(resource.RLIMIT_NOFILE), "nproc": _own_limit(resource.RLIMIT_NPROC)}
+    return {"/etc/containers/containers.conf.d/10-lab.conf": (0o644, _CONTAINERS.format(**limits, program=_OCI_CLAMP))}
 
 
 def links() -> dict[str, str]:
@@ -117,11 +127,11 @@ def links() -> dict[str, str]:
     }
 
 
-def write(directory: Path, host: Host, topology: Topology, keys: Keys) -> None:
+def write(directory: Path, host: Host, topology: Topology, keys: Keys, engine: str = "podman") -> None:
     """Write the overlay of one host as a tree below `directory`, with the modes that it will have there."""
     directory.mkdir()
     directory.chmod(0o755)  # becomes the host's `/`, whatever the umask here is
-    for path, (mode, text) in files(host, topology, keys).items():
+    for path, (mode, text) in files(host, topology, keys, engine).items():
         target = directory / path.lstrip("/")
         _parents(directory, target)
         target.touch(mode=mode)

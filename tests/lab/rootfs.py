@@ -1,6 +1,6 @@
 # Copyright: gb10.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The read-only root file system that all lab hosts share: Debian trixie, the Debian nearest to DGX OS 7.
+"""The read-only root file system that the hosts of labs share: Debian trixie, the Debian nearest to DGX OS 7.
 
 systemd 257 and netplan 1.1 stand for the 255 and 1.x of Ubuntu 24.04. What differs between hosts and labs is no part of it (overlay.py).
 """
@@ -13,31 +13,40 @@ from . import cache
 from .progress import run_long
 
 SUITE = "trixie"
-PACKAGES = (
+_MACHINE = (
     # what makes it a machine
     "systemd", "systemd-sysv", "dbus", "libpam-systemd", "kmod", "openssh-server", "sudo",
     # what Ansible's modules and the collection use on a member
     "python3", "python3-apt", "rsync", "curl", "ca-certificates", "procps",
     # network
     "iproute2", "iputils-ping", "ethtool", "nftables", "netplan.io",
-    # container engine
-    "podman", "crun", "netavark", "aardvark-dns",
 )  # fmt: skip
+ENGINES = {
+    "podman": ("podman", "crun", "netavark", "aardvark-dns"),
+    "docker": ("docker.io", "docker-cli", "docker-buildx", "crun"),
+}
+"""Container engine -> packages: a host has one engine, so that nothing can fall back on the other."""
+PACKAGES = (*_MACHINE, *ENGINES["podman"])
 _UNWANTED = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/info/*")
 
 
-def root_filesystem() -> Path:
-    """The root file system as a directory of the cache; about a minute the first time."""
-    return cache.build("rootfs", {"suite": SUITE, "packages": PACKAGES}, _build)
+def root_filesystem(engine: str = "podman") -> Path:
+    """The root file system with this container engine, as a directory of the cache; about a minute the first time."""
+    packages = (*_MACHINE, *ENGINES[engine])
+
+    def build(destination: Path) -> None:
+        _build(destination, packages)
+
+    return cache.build(shelf(engine), {"suite": SUITE, "packages": packages}, build)
 
 
-def cached_root_filesystem() -> Path | None:
-    """The same, or None when it would have to be built."""
-    return cache.find("rootfs", {"suite": SUITE, "packages": PACKAGES}, _build)
+def shelf(engine: str) -> str:
+    """Where the cache has those with this engine: one with the other may be in no use and yet wanted next."""
+    return "rootfs" if engine == "podman" else f"rootfs-{engine}"
 
 
-def _build(destination: Path) -> None:
-    options = ["--mode=root", "--variant=minbase", "--components=main", f"--include={','.join(PACKAGES)}"]
+def _build(destination: Path, packages: tuple[str, ...]) -> None:
+    options = ["--mode=root", "--variant=minbase", "--components=main", f"--include={','.join(packages)}"]
     options += ['--aptopt=Acquire::Languages "none"', '--aptopt=APT::Install-Recommends "false"']
     options += [f"--dpkgopt=path-exclude={pattern}" for pattern in _UNWANTED]
     run_long(["mmdebstrap", *options, SUITE, str(destination)], title="root file system")

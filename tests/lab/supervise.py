@@ -27,6 +27,8 @@ _SHADOWED = ("vm", "fs", "kernel", "net/core")
 _PROC_SYS = Path("/proc/sys")
 # No host may set the machine's clock, load modules or reach hardware.
 _DROPPED = "CAP_SYS_TIME,CAP_SYS_MODULE,CAP_SYS_RAWIO"
+# Below /var/lib: an engine's storage is an overlay itself, which cannot lie on an overlay.
+_ENGINE_STORAGE = ("containers", "docker", "containerd")
 _TIMEOUT_S = 60
 
 
@@ -58,7 +60,7 @@ def _mount_disk(directory: Path, root: Path) -> None:
     _run("mount", "-o", "loop,noatime", str(directory / "disk.img"), str(disk))
     device = _run("findmnt", "--noheadings", "--output=SOURCE", str(disk)).strip()
     _run("losetup", "--direct-io=on", device)  # else every block is cached twice and writing is ten times slower
-    for name in ("upper", "work", "containers"):
+    for name in ("upper", "work", *_ENGINE_STORAGE):
         (disk / name).mkdir(exist_ok=True)
     if not (disk / "seeded").exists():
         shutil.copytree(directory / "seed", disk / "upper", symlinks=True, dirs_exist_ok=True)
@@ -93,8 +95,7 @@ def _nspawn(directory: Path, description: dict[str, str]) -> list[str]:
         f"--hostname={description['name']}", "--register=no", "--keep-unit", "--resolv-conf=off", "--timezone=off", "--link-journal=no",
         f"--network-namespace-path={description['namespace']}", "--kill-signal=SIGRTMIN+3", "--capability=all", f"--drop-capability={_DROPPED}",
         f"--bind={directory}/sysctl:/run/gb10-lab-sysctl",
-        # An engine's storage is an overlay itself, which cannot lie on an overlay.
-        f"--bind={directory}/disk/containers:/var/lib/containers",
+        *(f"--bind={directory}/disk/{name}:/var/lib/{name}" for name in _ENGINE_STORAGE),
         # What a container engine needs and nspawn forbids.
         "--system-call-filter=@mount @keyring bpf",
         INIT,

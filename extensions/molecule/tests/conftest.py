@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,16 @@ import pytest
 import testinfra
 from testinfra.host import Host
 
-ROOT = Path(__file__).resolve().parents[3]
-INVENTORY = os.environ.get("GB10_INVENTORY", "inventories/lab")
+from extensions.molecule.tests.lab_hosts import ROOT, as_user, playbook_argv
+from tests.lab.paths import lab_name, state_directory
 
 Playbook = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def run_playbook(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """ansible-playbook from the checkout, as a user would run it."""
-    command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", INVENTORY, f"playbooks/{name}.yml", *arguments]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")} | {"ANSIBLE_NOCOLOR": "1"}
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, env=environment, check=False)
+    argv = playbook_argv(name, *arguments)
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=900, env=as_user(), check=False)
 
 
 @pytest.fixture(scope="session")
@@ -51,8 +49,7 @@ def plan() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def hosts(plan: dict[str, Any]) -> dict[str, Host]:
     """The lab's hosts by name. ssh goes through the lab's own network namespace."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    ssh_config = cache / "gb10-cluster" / "labs" / os.environ.get("GB10_LAB", "lab") / "ssh_config"
+    ssh_config = state_directory(lab_name()) / "ssh_config"
     return {name: testinfra.get_host(f"ssh://{name}", ssh_config=str(ssh_config)) for name in plan["cluster"]["members"]}
 
 

@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import shlex
 import subprocess
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -44,6 +47,19 @@ with socket.create_connection((sink, {SINK_PORT}), {STILL_S}, (source, 0)) as co
     connection.shutdown(socket.SHUT_WR)
     assert int(connection.recv(99)) == int(mib) << 20
 """
+# Takes what is available but for so much, also what others give back meanwhile; the kernel is to leave it alone, whatever happens.
+_STRANGER = """
+import sys, time
+def available():
+    with open("/proc/meminfo") as meminfo:
+        return next(int(line.split()[1]) >> 10 for line in meminfo if line.startswith("MemAvailable:"))
+held = []
+while True:
+    if available() > int(sys.argv[1]) + 16:
+        held.append(bytearray(16 << 20))
+    else:
+        time.sleep(0.2)
+"""
 
 
 def in_namespace(member: str, *command: str) -> str:
@@ -73,6 +89,23 @@ def reboot(*hosts: Host) -> None:
     for host, boot in zip(hosts, before, strict=True):
         wait_for(partial(booted_since, host, boot), BOOT_S)
         assert host.check_output("timeout 120 systemctl is-system-running --wait") == "running"
+
+
+def meminfo(host: Host) -> dict[str, int]:
+    """/proc/meminfo in MiB."""
+    lines = re.findall(r"^(\w+): +(\d+) kB$", host.check_output("cat /proc/meminfo"), re.MULTILINE)
+    return {name: int(kib) >> 10 for name, kib in lines}
+
+
+@contextmanager
+def stranger(host: Host, leave_mib: int) -> Iterator[None]:
+    """Something that is not the group's takes the host's memory, but for so many MiB that stay available, until the block ends."""
+    run = "systemd-run --quiet --collect --unit=stranger --property=OOMScoreAdjust=-1000"
+    host.check_output(f"{run} python3 -c {shlex.quote(_STRANGER)} {leave_mib}")
+    try:
+        yield
+    finally:
+        host.check_output("systemctl stop stranger")
 
 
 def legs(plan: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from testinfra.host import Host
 
-from extensions.molecule.tests.lab_hosts import ROOT
+from extensions.molecule.tests.lab_hosts import ROOT, begin
+from tests.lab.paths import lab_name, state_directory
 
 HUB = ("10.99.0.1", 8800)
 
@@ -76,17 +77,7 @@ class Checkpoint:
 
     def begin(self) -> subprocess.Popen[str]:
         """The playbook, not waited for."""
-        command = [
-            str(Path(sys.executable).with_name("ansible-playbook")),
-            "-i",
-            "inventories/lab",
-            "playbooks/site.yml",
-            *self.arguments(),
-        ]
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")} | {"ANSIBLE_NOCOLOR": "1"}
-        return subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
-        )
+        return begin("site", *self.arguments())
 
     def bytes_on(self, member: str) -> int:
         """How much of the checkpoint is there; sizes, since files are written in place."""
@@ -109,8 +100,7 @@ class Checkpoint:
         """The files lie there already."""
         for member in members:
             target = f"{member}:{self.directory}/"
-            cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-            ssh = f"ssh -F {cache}/gb10-cluster/labs/{os.environ['GB10_LAB']}/ssh_config"
+            ssh = f"ssh -F {state_directory(lab_name())}/ssh_config"
             subprocess.run(["rsync", "-r", "--mkpath", "-e", ssh, f"{self.repository}/", target], check=True, timeout=120)
 
     def pin(self) -> None:

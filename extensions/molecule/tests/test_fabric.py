@@ -8,9 +8,7 @@ The last test of each topology takes all of it back.
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,9 +17,8 @@ from typing import Any
 import pytest
 from testinfra.host import Host
 
-from extensions.molecule.tests.lab_hosts import ROOT, lab, wait_for
+from extensions.molecule.tests.lab_hosts import INVENTORY, ROOT, as_user, begin, kill, lab, wait_for
 
-INVENTORY = os.environ.get("GB10_INVENTORY", "inventories/lab")
 OTHER_POOL = "10.20.0.0/16"
 VENDORS_FILE = """\
 # what a vendor's page says
@@ -60,8 +57,7 @@ def fabric(playbook: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
 def module(pattern: str, name: str, arguments: str) -> subprocess.CompletedProcess[str]:
     """One module on some hosts; its output is on one line, as wide as it is."""
     command = [str(Path(sys.executable).with_name("ansible")), "-i", INVENTORY, pattern, "-m", name, "-a", arguments]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")} | {"ANSIBLE_NOCOLOR": "1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=as_user(), check=False)
     done.stdout = " ".join(done.stdout.split())
     return done
 
@@ -239,14 +235,11 @@ def test_a_change_whose_proof_fails_is_taken_back_everywhere_at_once(plan: dict[
 
 def killed_controller(hosts: dict[str, Host], seconds: int) -> None:
     """A run that would give the legs other addresses, killed as soon as a host has begun."""
-    program = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", INVENTORY, "playbooks/site.yml", "--tags", "fabric"]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")}
-    change = ["-e", f"cluster_leg_pool={OTHER_POOL}", "-e", f"fabric_revert_after={seconds}"]
-    with subprocess.Popen([*program, *change], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, start_new_session=True) as run:
-        try:
-            wait_for(lambda: pending(hosts["t2"]))
-        finally:
-            os.killpg(run.pid, signal.SIGKILL)
+    run = begin("site", "--tags", "fabric", "-e", f"cluster_leg_pool={OTHER_POOL}", "-e", f"fabric_revert_after={seconds}")
+    try:
+        wait_for(lambda: pending(hosts["t2"]))
+    finally:
+        kill(run)
 
 
 @faults

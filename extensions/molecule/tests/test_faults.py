@@ -11,9 +11,12 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from ansible_collections.gb10.cluster.plugins.module_utils import _units
 from testinfra.host import Host
 
 from extensions.molecule.tests.group_hosts import BY_ITSELF, ONE_COMMAND, START_S, UNIT, all_serve, phase, recovery, state
@@ -22,13 +25,20 @@ from extensions.molecule.tests.lab_hosts import ROOT, lab, wait_for
 pytestmark = pytest.mark.faults
 
 
+@contextmanager
+def meanwhile(member: str, script: str) -> Iterator[None]:
+    """A shell script that runs on a member beside the block, and has ended after it."""
+    with subprocess.Popen([sys.executable, "-m", "tests.lab", "exec", member, "--", "sh", "-c", script], cwd=ROOT) as process:
+        yield
+        process.wait(60)
+
+
 def test_a_rank_that_dies_during_start_stops_all_and_shows_its_last_lines(playbook: Any, hosts: dict[str, Host]) -> None:
     assert playbook("stop").returncode == 0
     assert {host.service(UNIT).is_running for host in hosts.values()} == {False}
     killer = "until podman kill gb10-lab 2>/dev/null; do sleep 1; done"
-    with subprocess.Popen([sys.executable, "-m", "tests.lab", "exec", "t2", "--", "sh", "-c", killer], cwd=ROOT) as process:
+    with meanwhile("t2", killer):
         done = playbook("start")
-        process.wait(60)
     assert done.returncode != 0
     flat = " ".join(done.stdout.split())
     assert "rank 1 on t2 exited with status 137" in flat, done.stdout
@@ -61,7 +71,7 @@ def test_a_frozen_rank_is_found_by_the_canary(hosts: dict[str, Host]) -> None:
 
 
 def test_a_group_that_keeps_failing_stays_down_until_it_is_started(playbook: Any, hosts: dict[str, Host]) -> None:
-    book = "/var/lib/gb10/recovery/lab.json"
+    book = _units.failures_file("lab")
     failures = json.loads(hosts["t1"].check_output(f"cat {book}"))["failures"]
     assert len(failures) == 2, "the killed and the frozen one; a member that leaves is none"
     more = json.dumps({"failures": failures * 2})
@@ -71,6 +81,40 @@ def test_a_group_that_keeps_failing_stays_down_until_it_is_started(playbook: Any
     with recovery("a group that keeps failing", ONE_COMMAND):
         assert playbook("start").returncode == 0
     assert all_serve(hosts) and not hosts["t1"].file(book).exists
+
+
+def test_a_start_while_a_rank_ends_is_a_start_of_that_rank_too(playbook: Any, hosts: dict[str, Host]) -> None:
+    """What failed before is forgotten with a start, and of a life that is just being tidied up, systemd would then forget to run it again."""
+    slow = "/run/systemd/system/gb10-rank@lab.service.d/slow.conf"
+    hosts["t2"].check_output(
+        f"mkdir -p $(dirname {slow}) && printf '[Service]\\nExecStopPost=/bin/sleep 30\\n' > {slow} && systemctl daemon-reload"
+    )
+    try:
+        hosts["t3"].check_output("podman kill gb10-lab")
+        wait_for(lambda: hosts["t2"].check_output(f"systemctl show --property=SubState --value {UNIT}") == "stop-post", 120)
+        done = playbook("start")
+    finally:
+        hosts["t2"].check_output(f"rm {slow} && systemctl daemon-reload")
+    assert done.returncode == 0, done.stdout
+    assert all_serve(hosts)
+
+
+def test_a_rank_that_runs_no_more_ends_the_wait_of_the_others(playbook: Any, hosts: dict[str, Host], plan: dict[str, Any]) -> None:
+    """No rank can tell the others, which wait for each other: t3 does not reach the head, and t2 is stopped meanwhile."""
+    assert playbook("stop").returncode == 0
+    port = plan["members"]["t3"]["rank_config"]["coordination_port"]
+    rule = f"add rule inet apart out tcp dport {port} drop"
+    hosts["t3"].check_output(f"nft 'add table inet apart; add chain inet apart out {{ type filter hook output priority 0; }}; {rule}'")
+    stop = f"until systemctl is-active {UNIT}; do sleep 0.2; done; sleep 8; systemctl stop {UNIT}"
+    try:
+        with meanwhile("t2", stop):
+            done = playbook("start")
+    finally:
+        hosts["t3"].check_output("nft delete table inet apart")
+    assert done.returncode != 0
+    assert f"t2: {UNIT} is inactive and not running" in " ".join(done.stdout.split()), done.stdout
+    assert set(re.findall(r"fatal: \[(\w+)\]: FAILED!", done.stdout)) == set(hosts)
+    assert playbook("start").returncode == 0 and all_serve(hosts)
 
 
 def test_a_power_cut_ends_the_group_and_power_brings_it_back(hosts: dict[str, Host]) -> None:

@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 import pytest
+from ansible_collections.gb10.cluster.plugins.module_utils import _units
 from testinfra.host import Host
 
 from extensions.molecule.tests.group_hosts import BY_ITSELF, ONE_COMMAND, START_S, UNIT, UNTOUCHED, all_serve, phase, recovery, state
@@ -62,7 +63,7 @@ def test_a_rebooted_host_brings_the_group_back(hosts: dict[str, Host]) -> None:
 
 
 def test_a_rank_that_hangs_while_it_loads_is_ended_with_evidence(hosts: dict[str, Host]) -> None:
-    hosts["t1"].check_output("rm -f /var/lib/gb10/recovery/lab.json && podman kill gb10-lab")
+    hosts["t1"].check_output(f"rm -f {_units.failures_file('lab')} && podman kill gb10-lab")
     wait_for(lambda: phase(hosts["t3"]) == "loading", 180)
     hosts["t3"].check_output("kill -STOP $(podman top gb10-lab hpid | tail -n +2)")
     wait_for(lambda: "no rank has logged a line for" in str(state(hosts["t1"]).get("failure")), START_S)

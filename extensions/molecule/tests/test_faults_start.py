@@ -7,19 +7,16 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.gb10.cluster.plugins.module_utils import _units
 from testinfra.host import Host
 
-from extensions.molecule.tests.conftest import INVENTORY
 from extensions.molecule.tests.group_hosts import ONE_COMMAND, UNIT, all_serve, phase, recovery, state
-from extensions.molecule.tests.lab_hosts import ROOT, wait_for
+from extensions.molecule.tests.lab_hosts import begin, kill, wait_for
 
 KILLS = int(os.environ.get("GB10_KILLS", "3"))
 """Points of site.yml at which the controller is killed; their times follow from a fixed seed."""
@@ -27,15 +24,9 @@ KILLS = int(os.environ.get("GB10_KILLS", "3"))
 pytestmark = pytest.mark.service
 
 
-def background(name: str, *arguments: str) -> subprocess.Popen[str]:
-    """A playbook beside this test, in a process group of its own."""
-    command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", INVENTORY, f"playbooks/{name}.yml", *arguments]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
-
-
 def refusal(hosts: dict[str, Host], member: str) -> str:
     """Restart one member's rank, and return why the group then refuses to start; every member knows it."""
-    hosts["t1"].check_output("rm -f /var/lib/gb10/recovery/lab.json")
+    hosts["t1"].check_output(f"rm -f {_units.failures_file('lab')}")
     hosts[member].check_output(f"systemctl restart {UNIT}")
     said: set[str] = set()
 
@@ -77,7 +68,7 @@ def test_every_member_keeps_evidence_of_that_without_the_key(playbook: Any, host
 
 
 def test_too_little_free_memory_is_refused_with_who_has_it(playbook: Any, hosts: dict[str, Host]) -> None:
-    """The requirement is made up: the hosts share the machine's memory. On hosts with kernels of their own it would be real."""
+    """The requirement is made up: the hosts share the machine's memory. It is real in test_fullkernel_group."""
     path = "/etc/gb10/lab/rank.json"
     config = json.loads(hosts["t3"].check_output(f"cat {path}"))
     config["start"]["free_mib"] = 10_000_000
@@ -116,7 +107,7 @@ def test_a_moved_gid_is_found_and_told_and_a_second_operator_waits(playbook: Any
     hosts["t1"].check_output(f"ip address del {address} dev {device}; sleep 1; ip address add {other} dev {device}; sleep 1")
     hosts["t1"].check_output(f"ip address add {address} dev {device}; sleep 1")
     try:
-        with recovery("a GID table that shifted between two starts", ONE_COMMAND), background("restart") as restart:
+        with recovery("a GID table that shifted between two starts", ONE_COMMAND), begin("restart") as restart:
             wait_for(lambda: "restart" in hosts["t1"].run("cat /run/gb10/locks/lab.json").stdout, 120)
             second = playbook("stop")
             output = restart.communicate(timeout=900)[0]
@@ -153,9 +144,9 @@ def test_what_runs_is_what_was_planned(playbook: Any, hosts: dict[str, Host]) ->
 def test_a_controller_killed_anywhere_leaves_nothing_that_the_next_run_does_not_finish(playbook: Any, hosts: dict[str, Host]) -> None:
     moments = random.Random(8)
     for _kill in range(KILLS):
-        with background("site") as run:
+        with begin("site") as run:
             time.sleep(moments.uniform(1, 30))
-            os.killpg(run.pid, signal.SIGKILL)
+            kill(run)
     with recovery(f"controller killed at {KILLS} points of site.yml", ONE_COMMAND):
         done = playbook("site")
         assert done.returncode == 0, done.stdout

@@ -4,10 +4,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ from testinfra.host import Host
 
 from extensions.molecule.tests.kernel_hosts import GID_INDEX, gid, legs
 from extensions.molecule.tests.lab_hosts import wait_for
+from tests.lab.paths import lab_name, state_directory
 
 MIN_FREE_KBYTES = 65536
 
@@ -106,8 +105,7 @@ def test_a_folder_is_served_by_nfs_over_a_leg(plan: dict[str, Any], hosts: dict[
 
 
 def test_a_zfs_snapshot_goes_to_another_host_and_back_in_time(hosts: dict[str, Host]) -> None:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    ssh = f"ssh -F {cache}/gb10-cluster/labs/{os.environ['GB10_LAB']}/ssh_config"
+    ssh = f"ssh -F {state_directory(lab_name())}/ssh_config"
     first, second = hosts["t1"], hosts["t2"]
 
     def send(what: str) -> None:

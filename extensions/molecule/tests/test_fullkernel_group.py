@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from testinfra.host import Host
 
-from extensions.molecule.tests.kernel_hosts import GID_INDEX, gid, legs, reboot
+from extensions.molecule.tests.group_hosts import BY_ITSELF, ONE_COMMAND, phase, recovery
+from extensions.molecule.tests.kernel_hosts import GID_INDEX, gid, legs, meminfo, reboot, stranger
 from extensions.molecule.tests.lab_hosts import wait_for
 
 # What the other lab proves of a converged group holds here as well.
@@ -37,6 +38,9 @@ echo $$ >/sys/fs/cgroup{group}/cgroup.procs
 echo -1000 >/proc/self/oom_score_adj
 exec timeout 60 python3 -c 'import time; x = bytearray({mib} << 20); time.sleep(60)'
 """
+START_FREE_MIB = 2048  # of the inventory
+LEFT_MIB = 128
+"""What a stranger leaves available: below the profile's floor, and above what the kernel kills for."""
 
 pytestmark = pytest.mark.fullkernel
 
@@ -55,6 +59,16 @@ def all_serve(hosts: dict[str, Host]) -> bool:
 def control_group(host: Host) -> str:
     """The container's control group, by its first process."""
     return host.check_output(f"cat /proc/$(podman inspect --format '{{{{.State.Pid}}}}' {CONTAINER})/cgroup").removeprefix("0::")
+
+
+def kills_for_memory(host: Host) -> str:
+    """What the kernel has killed since the boot for want of memory."""
+    return host.run("journalctl --boot --dmesg --output=cat --grep=oom-kill:").stdout
+
+
+def ended_by_its_guard(host: Host) -> bool:
+    """Whether the guard has ended the host's rank, in order."""
+    return phase(host) == "stopped" and "rank told to stop" in host.run("cat /run/gb10/lab/guard.json").stdout
 
 
 def test_a_rank_has_the_rdma_devices_and_may_lock_all_its_memory(host: Host) -> None:
@@ -84,6 +98,61 @@ def test_a_rank_over_its_memory_limit_is_killed_and_ends_the_group_and_status_sa
     systemd = hosts["t2"].check_output(f"journalctl --boot --output=json MESSAGE_ID={KILLED_FOR_MEMORY}")
     assert group.split("/")[2] in {json.loads(line)["UNIT"] for line in systemd.splitlines()}
     wait_for(lambda: all_serve(hosts), START_S)
+
+
+def test_memory_that_a_stranger_takes_ends_the_group_at_the_floor_and_a_start_names_it(
+    hosts: dict[str, Host], plan: dict[str, Any], playbook: Callable[..., Any]
+) -> None:
+    short, killed = hosts["t2"], kills_for_memory(hosts["t2"])
+    with stranger(short, LEFT_MIB):
+        wait_for(lambda: ended_by_its_guard(short) and phase(hosts["t1"]) == phase(hosts["t3"]) == "waiting")
+        status = " ".join(playbook("status").stdout.split())
+        floor = plan["members"]["t2"]["rank_config"]["guard"]["floor_mib"]
+        told = rf"memory guard: rank told to stop, MemFree \d+ MiB, .* below the floor of {floor} MiB available -> free memory, then ansible-playbook \S+start"
+        assert re.search(told, status), status
+        assert "last failure: rank 1 on t2 was stopped" in status
+        done = playbook("start")
+        refused = " ".join(done.stdout.split())
+    assert done.returncode != 0
+    assert re.search(
+        r"rank 1 on t2 cannot start: .*, but a start needs 2\.0 free: stop what holds the memory \(GiB: python3 \(pid \d+\) ", refused
+    )
+    assert kills_for_memory(short) == killed
+    assert short.check_output("systemctl show --property=Result --value gb10-guard@lab gb10-rank@lab").split() == ["success"] * 2
+    with recovery("memory taken by a stranger until the guard's floor", ONE_COMMAND):
+        assert playbook("start").returncode == 0
+    assert all_serve(hosts)
+    assert "memory guard:" not in playbook("status").stdout
+
+
+def test_page_cache_that_fills_a_members_memory_does_not_hinder_a_start(hosts: dict[str, Host], playbook: Callable[..., Any]) -> None:
+    assert playbook("stop").returncode == 0
+    full, cached = hosts["t3"], "/var/tmp/cached"
+    full.check_output(f"head -c 1500M /dev/zero >{cached} && cat {cached} >/dev/null")
+    try:
+        before = meminfo(full)
+        assert before["MemFree"] < START_FREE_MIB < before["MemAvailable"]
+        with recovery("page cache full before a start", ONE_COMMAND):
+            done = playbook("start")
+            assert done.returncode == 0, done.stdout
+    finally:
+        full.check_output(f"rm {cached}")
+    assert all_serve(hosts)
+    assert state(full)["checks"]["mem_free_mib"] >= START_FREE_MIB
+
+
+def test_a_guard_that_has_ended_a_group_ends_the_next_one_which_comes_back_by_itself_once_memory_is_free(
+    hosts: dict[str, Host], playbook: Callable[..., Any]
+) -> None:
+    """Where the units start it, as after a boot: nobody stops a group that is refused, and it tries again."""
+    short = hosts["t2"]
+    with stranger(short, LEFT_MIB):
+        wait_for(lambda: ended_by_its_guard(short))
+        short.check_output(f"systemctl start --no-block {UNIT}")
+        wait_for(lambda: "needs 2.0 free: stop what holds the memory (GiB: python3" in str(state(hosts["t1"])["failure"]))
+    with recovery("memory taken by a stranger before a start, and given back", BY_ITSELF):
+        wait_for(lambda: all_serve(hosts), START_S)
+    assert "memory guard:" not in playbook("status").stdout
 
 
 def test_a_reboot_of_every_machine_keeps_the_fabric_and_brings_the_group_back_by_itself(

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +17,9 @@ from ansible_collections.gb10.cluster.plugins.module_utils import _bench_schema
 from jsonschema import Draft202012Validator
 from testinfra.host import Host
 
-from extensions.molecule.tests.conftest import INVENTORY, Playbook
+from extensions.molecule.tests.conftest import Playbook
 from extensions.molecule.tests.group_hosts import START_S, all_serve, phase, state
-from extensions.molecule.tests.lab_hosts import ROOT, wait_for
+from extensions.molecule.tests.lab_hosts import INVENTORY, ROOT, as_user, kill, playbook_argv, wait_for
 
 pytestmark = pytest.mark.ladder
 
@@ -53,23 +52,18 @@ def tries(hosts: dict[str, Host]) -> list[str]:
     return [each["name"] for each in json.loads(said.stdout)["tries"]] if said.rc == 0 else []
 
 
-def environment() -> dict[str, str]:
-    """As a user's, without molecule's own settings of Ansible."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")} | {"ANSIBLE_NOCOLOR": "1"}
-
-
 @pytest.fixture(scope="module")
 def climbed(playbook: Playbook, hosts: dict[str, Host], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The ladder's document. Its first run is killed while the second rung starts."""
     rungs = tmp_path_factory.mktemp("ladder") / "rungs.json"
     rungs.write_text(json.dumps(LADDER))
-    command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", INVENTORY, "playbooks/ladder.yml", "-e", f"@{rungs}"]
     log = rungs.with_name("killed.log")
-    with log.open("w") as file, subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=file, stderr=file) as process:
+    argv = playbook_argv("ladder", "-e", f"@{rungs}")
+    with log.open("w") as file, subprocess.Popen(argv, cwd=ROOT, env=as_user(), stdout=file, stderr=file, text=True) as process:
         wait_for(lambda: tries(hosts) == ["first", "broken"] or process.poll() is not None, 3 * START_S)
         wait_for(lambda: phase(hosts["t1"]) in ("starting", "loading") or process.poll() is not None, START_S)
         assert process.poll() is None, log.read_text()[-4000:]
-        process.send_signal(signal.SIGKILL)
+        kill(process)
     done = playbook("ladder", "-e", f"@{rungs}")
     FOLDER.mkdir(parents=True, exist_ok=True)
     (FOLDER / "run.log").write_text(done.stdout)
@@ -102,7 +96,7 @@ def provision(folder: Path, *settings: str) -> tuple[int, str, dict[str, Any]]:
         "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".ansible" / "collections"),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
-    done = subprocess.run(command, cwd=ROOT, env=environment() | more, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=as_user() | more, capture_output=True, text=True, timeout=900, check=False)
     return done.returncode, done.stdout + done.stderr, json.loads((folder / "summary.json").read_text())
 
 

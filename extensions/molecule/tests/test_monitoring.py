@@ -8,7 +8,6 @@ The hosts have no way to a package source, so the package comes from the machine
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -21,8 +20,8 @@ import pytest
 import yaml
 from testinfra.host import Host
 
-from extensions.molecule.tests.conftest import INVENTORY, Playbook
-from extensions.molecule.tests.lab_hosts import ROOT, lab, wait_for
+from extensions.molecule.tests.conftest import Playbook
+from extensions.molecule.tests.lab_hosts import INVENTORY, ROOT, as_user, lab, wait_for
 from tests.prometheus import prometheus, queries, selectors
 
 pytestmark = pytest.mark.monitoring
@@ -63,8 +62,7 @@ def head(hosts: dict[str, Host], playbook: Playbook) -> Iterator[Host]:
     host = hosts["t1"]
     (package,) = prometheus().glob("*.deb")
     command = [str(Path(sys.executable).with_name("ansible")), "-i", INVENTORY, "t1", "-m", "ansible.builtin.copy", "-a"]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")}
-    subprocess.run([*command, COPY.format(source=package)], cwd=ROOT, check=True, timeout=120, env=environment, capture_output=True)
+    subprocess.run([*command, COPY.format(source=package)], cwd=ROOT, check=True, timeout=120, env=as_user(), capture_output=True)
     host.check_output("ln -s /dev/null /etc/systemd/system/prometheus.service")
     # What it depends on draws its own web pages.
     host.check_output("dpkg --force-depends -i /root/prometheus.deb && rm /root/prometheus.deb")

@@ -13,8 +13,7 @@ import pytest
 from testinfra.host import Host
 
 from extensions.molecule.tests.group_hosts import UNIT, all_serve
-from extensions.molecule.tests.lab_hosts import wait_for
-from extensions.molecule.tests.test_faults_start import background
+from extensions.molecule.tests.lab_hosts import begin, wait_for
 from tests.certificates import pair
 
 pytestmark = pytest.mark.service
@@ -73,7 +72,7 @@ def test_a_load_tells_its_memory_and_warms_up(hosts: dict[str, Host]) -> None:
 
 
 def test_a_followed_log_shows_what_comes(playbook: Any, hosts: dict[str, Host]) -> None:
-    with background("logs", "-e", "follow=25", "-e", "rank=head", "-e", "lines=1") as following:
+    with begin("logs", "-e", "follow=25", "-e", "rank=head", "-e", "lines=1") as following:
         time.sleep(12)
         hosts["t1"].run("curl -s http://127.0.0.1:8000/v1/models?mark=sesame")
         said = following.communicate(timeout=300)[0]
@@ -121,3 +120,6 @@ def test_the_endpoint_speaks_https_and_no_longer(playbook: Any, hosts: dict[str,
     done = playbook("site", "--tags", "service", "--diff", "-e", '{"cluster_allow_disruption": true}')
     assert done.returncode == 0 and "http://10.99.0.11:8000/v1" in done.stdout and "BEGIN PRIVATE KEY" not in done.stdout, done.stdout
     assert hosts["t1"].run("curl -s http://127.0.0.1:8000/health").rc == 0 and not hosts["t1"].file("/etc/gb10/lab/tls/key.pem").exists
+    for done in playbook("rollback"), playbook("site", "--tags", "service", *tls):
+        assert done.returncode != 0 and "is planned with TLS and its head has no certificate: set service_tls_certificate" in done.stdout
+        assert all_serve(hosts), "it looked before it stopped anything"

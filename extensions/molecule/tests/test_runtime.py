@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from tests.lab.engine import base, image, oci
 
 PORT, LOGIN_PORT, LIAR_PORT = 5000, 5001, 5002
 BASE = f"{ADDRESS}:{PORT}/lab/base:1"
+MANIFESTS = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json"
 NO_PASS = "LABEL gb10.cluster.requires=engine\n"  # these images hold no vLLM
 
 pytestmark = pytest.mark.runtime
@@ -37,9 +39,10 @@ pytestmark = pytest.mark.runtime
 class World:
     """A registry's folder, the lab's hosts, and runs of the runtime role on them."""
 
-    def __init__(self, folder: Path, hosts: dict[str, Host], playbook: Playbook) -> None:
+    def __init__(self, folder: Path, hosts: dict[str, Host], playbook: Playbook, engine: str) -> None:
         self.folder, self.hosts, self._playbook = folder, hosts, playbook
         self.base = ""
+        self.engine = engine
 
     def run(self, image: dict[str, Any], *arguments: str, **variables: Any) -> str:
         """site.yml --tags runtime with a profile of this image; its output, with the recap. Every secret has to stay out of it."""
@@ -68,36 +71,51 @@ class World:
         """Content of this image on each host; empty where it is not there."""
         found = {}
         for name, host in self.hosts.items():
-            done = host.run("podman image inspect %s", reference)
+            done = host.run(f"{self.engine} image inspect %s", reference)
             found[name] = _image.described(json.loads(done.stdout)[0]).content if done.rc == 0 else ""
         return found
 
     def publish(self, reference: str, text: str) -> None:
         """Build an image on the base, on t2, and push it."""
         host = self.hosts["t2"]
-        command = f"printf %s '{text}' | podman build --quiet --network=host --tag {reference} - && podman push --quiet {reference}"
-        host.run_expect([0], command)
-        host.run_expect([0], f"podman rmi --force {reference}")
+        build, push = f"{self.engine} build --quiet --network=host --tag {reference} -", f"{self.engine} push --quiet {reference}"
+        host.run_expect([0], f"printf %s '{text}' | {build} && {push} && {self.engine} image rm --force {reference}")
+
+    def clear(self, host: Host) -> None:
+        """Leave no image on a host."""
+        host.run_expect([0], f"{self.engine} image prune --all --force")
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, hosts: dict[str, Host], playbook: Playbook) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory, hosts: dict[str, Host], plan: dict[str, Any], playbook: Playbook) -> Iterator[World]:
     """A registry with the base image, which all hosts reach without TLS."""
-    world = World(tmp_path_factory.mktemp("registry"), hosts, playbook)
-    settings = "".join(f'[[registry]]\nlocation = "{ADDRESS}:{port}"\ninsecure = true\n' for port in (PORT, LOGIN_PORT, LIAR_PORT))
+    world = World(tmp_path_factory.mktemp("registry"), hosts, playbook, plan["cluster"]["engine"])
     for host in hosts.values():
-        host.run_expect([0], "podman rmi --all --force && rm -rf /var/lib/gb10/checks /var/lib/gb10/images")
-        host.run_expect(
-            [0], f"mkdir -p /etc/containers/registries.conf.d && printf %s '{settings}' > /etc/containers/registries.conf.d/lab.conf"
-        )
+        trust(host, world.engine)
+        world.clear(host)
+        host.run_expect([0], "rm -rf /var/lib/gb10/checks /var/lib/gb10/images")
     archive = world.folder / "base.tar"
     oci.write_image(archive, BASE, [("base", base.base_tree())], {"Cmd": ["python3"]})
     with registry(world.folder, PORT):
         copy(archive, "/root/base.tar")
-        hosts["t2"].run_expect([0], f"podman load --quiet --input /root/base.tar && podman push --quiet --digestfile /root/digest {BASE}")
-        world.base = hosts["t2"].check_output("cat /root/digest")
-        hosts["t2"].run_expect([0], "podman rmi --all --force && rm /root/base.tar")
+        hosts["t2"].run_expect([0], f"{world.engine} load --quiet --input /root/base.tar && {world.engine} push --quiet {BASE}")
+        asked = f"curl -sfI -H 'Accept: {MANIFESTS}' http://{ADDRESS}:{PORT}/v2/lab/base/manifests/1"
+        world.base = hosts["t2"].check_output(f"{asked} | sed -n 's/^docker-content-digest: //Ip' | tr -d '\\r'")
+        world.clear(hosts["t2"])
+        hosts["t2"].run_expect([0], "rm /root/base.tar")
         yield world
+
+
+def trust(host: Host, engine: str) -> None:
+    """Let a host's engine ask the test's registries without TLS."""
+    registries = [f"{ADDRESS}:{port}" for port in (PORT, LOGIN_PORT, LIAR_PORT)]
+    if engine == "docker":
+        settings = json.loads(host.check_output("cat /etc/docker/daemon.json")) | {"insecure-registries": registries}
+        host.run_expect([0], f"printf %s {shlex.quote(json.dumps(settings))} > /etc/docker/daemon.json && systemctl reload docker")
+    else:
+        settings = "".join(f'[[registry]]\nlocation = "{registry}"\ninsecure = true\n' for registry in registries)
+        folder = "/etc/containers/registries.conf.d"
+        host.run_expect([0], f"mkdir -p {folder} && printf %s {shlex.quote(settings)} > {folder}/lab.conf")
 
 
 def copy(path: Path, target: str) -> None:
@@ -157,7 +175,7 @@ def test_a_recipe_is_built_once_shipped_by_its_missing_layers_and_a_second_run_c
     assert len(contents) == 1 and contents != set(before.values())
     assert 0 < shipped_bytes(third) < 100_000  # the one layer that is new
     for host in world.hosts.values():
-        assert host.check_output("podman run --rm --network none localhost/lab/built:1 cat /note") == "second"
+        assert host.check_output(f"{world.engine} run --rm --network none localhost/lab/built:1 cat /note") == "second"
         assert not host.file("/var/lib/gb10/images").exists
         kept = json.loads(host.file(f"/var/lib/gb10/checks/{min(contents)}.json").content_string)
         assert kept["passed"] and kept["image"]["content"] in contents
@@ -196,7 +214,8 @@ def test_a_tag_that_moved_leads_to_no_second_image_and_a_stray_gets_the_heads(wo
     assert world.contents(reference) == first
 
     world.hosts["t3"].run_expect(
-        [0], f"podman tag {BASE.partition(':1')[0]}:1 {reference} || podman pull --quiet {BASE} && podman tag {BASE} {reference}"
+        [0],
+        f"{world.engine} tag {BASE} {reference} || {world.engine} pull --quiet {BASE} && {world.engine} tag {BASE} {reference}",
     )
     world.refused(wanted, "of this member is not the image that t1 has", runtime_obtain="never")
     assert world.changed(world.run(wanted))["t3"] > 0
@@ -212,7 +231,12 @@ def test_a_registry_that_wants_a_login_gets_one_that_stays_nowhere(world: World)
         )
         world.changed(world.run(wanted, runtime_registry_user=USER, runtime_registry_token=TOKEN))
     for host in world.hosts.values():
-        assert host.run("grep -rlF %s /etc/containers /root/.config /run/gb10 /run/containers /var/lib/gb10 /tmp", TOKEN).stdout == ""
+        assert (
+            host.run(
+                "grep -rslF %s /etc/containers /etc/docker /root/.config /root/.docker /run/gb10 /run/containers /var/lib/gb10 /tmp", TOKEN
+            ).stdout
+            == ""
+        )
         assert TOKEN not in host.check_output("journalctl --no-pager -q")
 
 
@@ -251,7 +275,7 @@ def test_what_needs_no_gpu_compiler_of_the_real_recipe_is_built_and_answers(worl
     """The first stage of the collection's Containerfile, on the lab's engine image with pip: kernels and overlay install, the reference answers."""
     host = world.hosts["t2"]
     copy(image.engine_image(), "/root/engine.tar")
-    host.run_expect([0], "podman load --quiet --input /root/engine.tar && rm /root/engine.tar")
+    host.run_expect([0], f"{world.engine} load --quiet --input /root/engine.tar && rm /root/engine.tar")
     context = world.folder / "context.tar.gz"
     context.write_bytes(_recipe.archive(_recipe.context(image_recipe.files(ROOT)) | pip_files()))
     copy(context, "/root/context.tar.gz")
@@ -259,11 +283,12 @@ def test_what_needs_no_gpu_compiler_of_the_real_recipe_is_built_and_answers(worl
     with_pip = f"FROM {image.REFERENCE}\nCOPY pip /usr/lib/python3/dist-packages/pip\n"
     host.run_expect(
         [0],
-        f"printf %s '{with_pip}' > /root/context/Base && cd /root/context && podman build -q --network=none -t localhost/lab/pip:1 -f Base .",
+        f"printf %s '{with_pip}' > /root/context/Base && cd /root/context"
+        f" && {world.engine} build -q --network=none -t localhost/lab/pip:1 -f Base .",
     )
-    build = "podman build --network=none --target=packages --build-arg=BASE=localhost/lab/pip:1 --tag=localhost/lab/packages:1"
+    build = f"{world.engine} build --network=none --target=packages --build-arg=BASE=localhost/lab/pip:1 --tag=localhost/lab/packages:1"
     host.run_expect([0], f"cd /root/context && {build} --file={_recipe.CONTAINERFILE} .")
-    check = "podman run --rm --network=none localhost/lab/packages:1 python3 /opt/gb10/check.py --require=engine,kernels,engram"
+    check = f"{world.engine} run --rm --network=none localhost/lab/packages:1 python3 /opt/gb10/check.py --require=engine,kernels,engram"
     output = host.check_output(f"{check} || true")
     results = json.loads(output.splitlines()[-1])["checks"]
     assert {name: results[name]["result"] for name in ("engine", "kernels", "engram", "library")} == {

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import shlex
@@ -20,9 +19,8 @@ from typing import Any
 import pytest
 from testinfra.host import Host
 
-from extensions.molecule.tests.conftest import INVENTORY
 from extensions.molecule.tests.kernel_hosts import boot_id, booted_since
-from extensions.molecule.tests.lab_hosts import ROOT, lab, wait_for
+from extensions.molecule.tests.lab_hosts import INVENTORY, ROOT, as_user, lab, wait_for
 
 NAME = "by-another-way"
 DIRECTORY = f"/var/lib/gb10/models/{NAME}"
@@ -142,8 +140,7 @@ def module(member: str, what: str, /, **options: Any) -> dict[str, Any]:
         "-a",
         json.dumps(options),
     ]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")}
-    environment |= {"ANSIBLE_NOCOLOR": "1", "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"}
+    environment = as_user() | {"ANSIBLE_CALLBACK_RESULT_FORMAT": "json"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, env=environment, check=False)
     word, _arrow, answer = done.stdout.partition(" => ")
     return {**json.loads(answer), "failed": word.endswith("FAILED!")}

@@ -6,7 +6,6 @@ tarball installs it into an empty place without a network; then playbook accepta
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -20,9 +19,10 @@ from ansible_collections.gb10.cluster.plugins.module_utils import _acceptance
 from jsonschema import Draft202012Validator
 from testinfra.host import Host
 
+from extensions.molecule.tests.lab_hosts import ROOT, as_user
+
 pytestmark = pytest.mark.tutorial
 
-ROOT = Path(__file__).resolve().parents[3]
 TUTORIAL = (ROOT / "docs/tutorial-ring3.md").read_text()
 COMMANDS = re.findall(r"^    (ansible(?:-playbook)? -i ~/ring3 .+)$", TUTORIAL, re.MULTILINE)
 SHOWN = re.findall(r"^    - (?:'(group .+)'|(t\d  rank .+))$", TUTORIAL, re.MULTILINE)
@@ -36,12 +36,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
     empty = tmp_path_factory.mktemp("empty")
     collections = empty / "collections/ansible_collections"
     programs = Path(sys.executable).parent
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")}
-    environment |= {
-        "ANSIBLE_COLLECTIONS_PATH": str(empty / "collections"),
-        "ANSIBLE_NOCOLOR": "1",
-        "ANSIBLE_CALLBACK_RESULT_FORMAT": "yaml",
-    }
+    environment = as_user() | {"ANSIBLE_COLLECTIONS_PATH": str(empty / "collections"), "ANSIBLE_CALLBACK_RESULT_FORMAT": "yaml"}
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -123,6 +123,14 @@ def test_hosts_of_one_lab_share_no_identity(keys: Keys) -> None:
     assert all(len(tree["/etc/machine-id"][1].strip()) == 32 for tree in trees)
 
 
+def test_a_host_is_set_up_for_the_engine_that_it_has(keys: Keys) -> None:
+    topology = standard(1)
+    podman, docker = (overlay.files(topology.hosts[0], topology, keys, engine) for engine in ("podman", "docker"))
+    (settings,) = docker.keys() - podman.keys()
+    assert json.loads(docker[settings][1])["runtimes"]["crun-clamp"]["path"] in docker
+    assert podman.keys() - docker.keys() == {"/etc/containers/containers.conf.d/10-lab.conf"}
+
+
 def test_the_overlay_keeps_secrets_closed(keys: Keys, tmp_path: Path) -> None:
     topology = standard(3)
     tree = tmp_path / "seed"
