@@ -30,7 +30,7 @@ test: ## lint, ansible-test sanity, unit tests and the lab scenario
 	@tools/test short
 
 test-all: ## make test and then the long suites
-	@tools/test short long more
+	@tools/test short long
 
 lint: ## ansible-lint, ruff, yamllint, shellcheck, changelog fragments
 	@tools/lint

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import yaml
-from ansible_collections.gb10.cluster.plugins.module_utils import _acceptance, _claims, _schema
+from ansible_collections.gb10.cluster.plugins.module_utils import _acceptance, _claims, _levers, _schema
 
 from tests.unit.docs import architecture, sbom
 
@@ -107,9 +107,13 @@ def playbooks() -> str:
     return table(("playbook", "what it does"), *rows)
 
 
+OVERLAY = "kernels/results/h200-overlay.json"
+
+
 def proven_where() -> str:
     """What was run on which machine, by the evidence that is kept."""
     kernels, builds = (json.loads((ROOT / f"kernels/results/{name}.json").read_text()) for name in ("h200", "resources"))
+    overlay = json.loads((ROOT / OVERLAY).read_text())
     faults = json.loads((RESULTS / "faults.json").read_text())
     by_itself = sum(fault["how"] == "by itself" for fault in faults.values())
     fits = [kernel for arch, kernels_ in builds["kernels"].items() if arch.startswith("sm_121") for kernel in kernels_.values()]
@@ -144,6 +148,13 @@ def proven_where() -> str:
             "[h200.json](kernels/results/h200.json)",
         ),
         (
+            f"one {overlay['ranks'][0]['card']}",
+            f"the vLLM plugin's layers on these kernels: {overlay['checks']['tests']} tests, "
+            f"{overlay['checks']['failures'] + overlay['checks']['errors']} failed; a rank of the full-size model in its memory",
+            overlay["date"],
+            f"[h200-overlay.json]({OVERLAY})",
+        ),
+        (
             "a compiler for GB10 (sm_121a), no GPU",
             f"{len(fits)} kernels built, {sum(kernel['spilled_bytes'] > 0 for kernel in fits)} of them spill registers",
             "",
@@ -152,6 +163,36 @@ def proven_where() -> str:
         ("Sparks", "nothing yet", "", "[what only they can prove](docs/on-real-sparks.md)"),
     ]
     return table(("where", "what was run", "date", "evidence"), *rows)
+
+
+def levers() -> str:
+    """The overlay's levers, each with the value that turns it off and the default where that is another one."""
+    rows = [
+        (
+            f"`{lever['variable']}`",
+            (f"`{lever['off']}`" if lever["off"] else "empty")
+            + ("" if lever["default"] == lever["off"] else f" (default `{lever['default']}`)"),
+            lever["what"],
+        )
+        for lever in json.loads((ROOT / _levers.LEVERS).read_text())
+    ]
+    return table(("variable", "off", "what"), *rows)
+
+
+def overlay_times() -> str:
+    """A rank of the full-size models on the GPU on which that was measured: memory, and the EXL3 layers' part of a step."""
+    rows = []
+    for rank in json.loads((ROOT / OVERLAY).read_text())["ranks"]:
+        what = {"all": "everything in EXL3, 2.9 bits", "experts": "experts in EXL3, 3.5 bits"}[rank["kind"]]
+        first = (f"{what}, one of {rank['ranks']} ranks", f"{rank['parameters_gib']} GiB, {rank['decode'][0]['layers']} EXL3 layers")
+        for step in rank["decode"]:
+            that = f"{step['gb_per_s']} GB/s of {step['weights_gib']} GiB"
+            rows.append((*first, f"decoding, m = {step['rows']}", f"{step['ms']} ms", that))
+            first = ("", "")
+        for step in rank["prefill"]:
+            that = f"{step['tokens_per_s']} tokens/s, {step['memory_mib']} MiB of memory on the way"
+            rows.append((*first, f"prefill, m = {step['rows']}", f"{step['ms']} ms", that))
+    return table((f"model, on one {rank['card']}", "parameters", "step", "its EXL3 layers", "that is"), *rows)
 
 
 def settings() -> str:
@@ -165,6 +206,7 @@ def settings() -> str:
 SECTIONS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"proven": proven_where},
     "docs/on-real-sparks.md": {"measured": measured_claims, "by hand": claims_by_hand},
+    "docs/overlay.md": {"levers": levers, "times": overlay_times},
     "docs/playbooks.md": {"playbooks": playbooks},
     "docs/licences.md": {"image": sbom.image_table, "controller": sbom.controller_table},
     **{f"roles/{role}/README.md": {"variables": functools.partial(variables, role)} for role in roles()},

@@ -74,7 +74,8 @@ ABOUT = {
     "stop_timeout_s": "From the request to stop to the kill.",
     "recovery": "Canary and restarts; those of a Spark without it.",
     "warm_up": "Prompt lengths in tokens that are computed once before the group is announced ready.",
-    "log_lines": "What every rank must have logged before the group is announced ready: a name, and a regular expression for the line.",
+    "log_lines": "What every rank must have logged before the group is announced ready: a name, and a regular expression for the line. "
+    "Those of the overlay's levers follow from environment.",
     "backoff_s": "Waits before the starts that follow a failure; one failure more and the group stays down.",
     "canary_interval_s": "Time between two tokens that prove that the group computes.",
     "canary_silence_s": "Without token or movement for so long, the group has failed.",
