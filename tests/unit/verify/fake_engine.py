@@ -65,6 +65,7 @@ class Engine(ThreadingHTTPServer):
         self.hits = 0
         self.lock = threading.Lock()
         self.others: list[list[str]] = []
+        self.halfway = threading.Event()
 
     def __enter__(self) -> Engine:
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
@@ -129,6 +130,9 @@ class Handler(BaseHTTPRequestHandler):
             engine.dead = fault == "limit-kills"
             return self.send(400, {"error": {"message": f"This model's context is {CONTEXT} tokens", "code": 400}})
         time.sleep(engine.prefill_s * len(ids))
+        if fault == "prefill-beside" and request["max_tokens"] == 1 and request.get("stream"):
+            engine.halfway.wait(30)
+            engine.halfway.clear()
         text = json.dumps(prompt)
         pieces = continuation(text, request["max_tokens"])
         if fault == "window-not-filled":
@@ -286,6 +290,8 @@ class Handler(BaseHTTPRequestHandler):
                 break
             self.chunk(event)
             times.append(time.monotonic())
+            if place == len(pieces) // 2 > 1:
+                engine.halfway.set()
             time.sleep(0.5 if fault == "slow-trickle" else engine.token_s)
         # The last event but the usage ends the answer and has no token.
         clock = {"first_at": times[0], "last_at": times[-2]} if len(times) > 1 and usage else {}
