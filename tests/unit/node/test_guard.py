@@ -194,7 +194,7 @@ def test_the_service_drops_the_cache_when_the_rank_starts(member: Member, capsys
 
 def test_the_service_stops_the_rank_at_the_floor_and_says_why(member: Member) -> None:
     assert starve(member, member.watch()).count("end") == 1
-    assert member.rank.wait(timeout=10) == -signal.SIGTERM
+    assert member.rank.wait(timeout=60) == -signal.SIGTERM
     record = json.loads((member.run / "lab/guard.json").read_text())
     assert record["action"] == "rank told to stop"
     assert record["low_water_mib"] == GIB + 100
@@ -232,7 +232,7 @@ def test_to_log_leaves_the_rank_alone(member: Member) -> None:
 
 def test_to_kill_leaves_the_rank_no_time(member: Member) -> None:
     starve(member, member.watch("kill"))
-    assert member.rank.wait(timeout=10) == -signal.SIGQUIT
+    assert member.rank.wait(timeout=60) == -signal.SIGQUIT
 
 
 def test_a_number_that_has_come_to_mean_another_process_is_left_alone(member: Member) -> None:

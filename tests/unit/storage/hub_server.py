@@ -15,7 +15,8 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
@@ -41,6 +42,7 @@ class Hub:
         self.faults: dict[str, list[Fault]] = {}
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.sent: dict[str, int] = {}
+        self.open = 0
         self.guard = threading.Lock()
         hub = self
 
@@ -68,6 +70,23 @@ class Hub:
     def stop(self) -> None:
         self.server.shutdown()
         self.server.server_close()
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """A file is on its way."""
+        with self.guard:
+            self.open += 1
+        try:
+            yield
+        finally:
+            with self.guard:
+                self.open -= 1
+
+    def forget(self) -> None:
+        """What was sent until now, once it has noticed that nobody takes any more of it."""
+        while self.open:
+            time.sleep(0.02)
+        self.sent.clear()
 
     def fault(self, path: str) -> Fault | None:
         with self.guard:
@@ -137,12 +156,13 @@ class Hub:
         if fault == "slow":
             time.sleep(value)
         body = content[begin : begin + value] if fault == "cut" else content[begin:]
-        for start in range(0, len(body), BLOCK):
-            request.wfile.write(body[start : start + BLOCK])
-            with self.guard:
-                self.sent[name] = self.sent.get(name, 0) + len(body[start : start + BLOCK])
-            if self.rate:
-                time.sleep(BLOCK / self.rate)
+        with self.sending():
+            for start in range(0, len(body), BLOCK):
+                request.wfile.write(body[start : start + BLOCK])
+                with self.guard:
+                    self.sent[name] = self.sent.get(name, 0) + len(body[start : start + BLOCK])
+                if self.rate:
+                    time.sleep(BLOCK / self.rate)
         if fault == "cut":
             request.close_connection = True
 

@@ -46,7 +46,7 @@ class Source:
         self.daemon = subprocess.Popen(
             ["rsync", "--daemon", "--no-detach", f"--config={root / 'conf'}", "--address=127.0.0.1", "--log-file=/dev/null"]
         )
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while True:
             try:
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
@@ -99,7 +99,7 @@ def test_a_killed_copy_goes_on_where_it_ended(source: Source) -> None:
     argv = source.argv(["model.safetensors"])
     cut = subprocess.Popen([argv[0], "--bwlimit=1024", *argv[1:]], start_new_session=True)
     path = source.root / "copy/model.safetensors"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     try:
         while not path.exists() or path.stat().st_size < 2**18:
             assert time.monotonic() < deadline, "nothing arrives"

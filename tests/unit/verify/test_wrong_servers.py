@@ -118,7 +118,7 @@ def test_a_fault_is_caught_by_its_name(fault: str) -> None:
 @pytest.mark.parametrize(("fault", "name"), [("slow-trickle", "slow-trickle"), ("no-answer", "no-answer")])
 @pytest.mark.parametrize("probe", ["chat", "streams"])
 def test_what_takes_too_long_is_told_from_what_never_came(probe: str, fault: str, name: str) -> None:
-    result = probed(fault, probe, timeout=1)[probe]
+    result = probed(fault, probe, timeout=3)[probe]
     assert [found["code"] for found in result["faults"]] == [name], result
 
 
