@@ -167,6 +167,11 @@ class RankContainer:
         await self._reader
         return status
 
+    async def first_process(self) -> int:
+        """Process id of what the container runs; 0 while it does not run."""
+        shown = await self._engine(*_proof.container_argv(self.config.engine, self.config.container.name)[1:])
+        return _proof.container(shown.out)[0]
+
     async def over_memory(self) -> bool:
         """Of a container that exited: whether one of its processes was killed for going over the memory limit."""
         return (await self._engine("inspect", "--format", "{{.State.OOMKilled}}", self.config.container.name)).out.strip() == "true"
@@ -191,8 +196,7 @@ class RankContainer:
 
     async def _kill(self) -> None:
         """End the container's first process, and with it all of them, without the engine."""
-        shown = await self._engine(*_proof.container_argv(self.config.engine, self.config.container.name)[1:])
-        if pid := _proof.container(shown.out)[0]:
+        if pid := await self.first_process():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

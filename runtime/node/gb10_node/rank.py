@@ -33,7 +33,7 @@ from gb10_node.tasks import beside, first_of
 STATUS_STOPPED, STATUS_FAILED, STATUS_BREAKER_OPEN, STATUS_GROUP_ENDED = 0, 1, 69, 75
 RETRY_S = 1.0
 SETTLE_S = 1.0
-"""A container that is still there after this long has started: wrong arguments to the engine end it earlier."""
+"""A container that runs after this long stands: wrong arguments end it earlier. On a busy member the engine takes longer until it runs at all."""
 HEARD_S = 5.0
 """Time between two looks at whether the engine has logged anything."""
 LINES_S = 30.0
@@ -157,9 +157,17 @@ class Supervisor:
 
     async def _stay(self, started: Callable[[], Awaitable[None]] | None) -> None:
         exited = asyncio.create_task(self.container.wait())
-        done, _pending = await asyncio.wait({exited}, timeout=SETTLE_S)
-        if not done and started is not None:
-            await started()
+        if started is not None:
+            runs, deadline = 0, time.monotonic() + self.config.recovery.load_silence_s
+            while not runs and not (await asyncio.wait({exited}, timeout=SETTLE_S))[0]:
+                runs = await self.container.first_process()
+                if not runs and time.monotonic() > deadline:
+                    after = f"{self.config.recovery.load_silence_s:.0f} s"
+                    raise self.own_failure(
+                        f"has no container after {after}: {self.config.engine} is stuck, see its log and whether the disk has room", HANG
+                    )
+            if runs and not exited.done():
+                await started()
         status = await exited
         cause = f": it went over its memory limit of {self.config.container.memory_mib} MiB" if await self.container.over_memory() else ""
         raise self.own_failure(f"exited with status {status}{cause}")

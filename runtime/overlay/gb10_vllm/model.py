@@ -74,7 +74,8 @@ def stream(
     """The checkpoint's tensors as vLLM's loaders take them."""
     quantization = vllm_config.quant_config
     if isinstance(quantization, Exl3Config):
-        device = next(model.parameters()).device
+        # Where images are turned off their parameters come first, and have no memory.
+        device = next(parameter.device for parameter in model.parameters() if not parameter.is_meta)
         weights = prepared(weights, quantization.matrices, head, device)
     return iter(weights)
 

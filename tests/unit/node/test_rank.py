@@ -35,6 +35,7 @@ while verb == "stop" and (here / "busy").exists(): time.sleep(0.1)
 if verb in ("stop", "rm"):
     if pidfile.exists(): os.kill(int(pidfile.read_text()), signal.SIGTERM); pidfile.unlink()
     sys.exit(0)
+if (here / ("slow" + name[-1])).exists(): time.sleep(float((here / ("slow" + name[-1])).read_text()))
 pidfile.write_text(str(os.getpid()))
 print("engine of", name, "starts", flush=True)
 rank = name[-1]
@@ -80,6 +81,7 @@ class Group:
         self.port, self.api_port = 20000 + os.getpid() % 20000, 40000 + os.getpid() % 20000
         (root / "port").write_text(str(self.api_port))
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.recovery = {"backoff_s": [60, 60], "canary_interval_s": 1, "canary_silence_s": 7, "load_silence_s": 30}
         self.shorter: dict[str, float] = {}
         """Times of the supervisor that a test cannot wait for."""
 
@@ -95,7 +97,7 @@ class Group:
             "coordination_port": self.port, "master_port": 10000 + self.port % 10000, "api": {"port": self.api_port},
             "served_model_name": "m", "container": container,
             "timeouts": {"start_s": 20, "stop_s": 2, "heartbeat_s": 2},
-            "recovery": {"backoff_s": [60, 60], "canary_interval_s": 1, "canary_silence_s": 7, "load_silence_s": 30},
+            "recovery": self.recovery,
             "start": {
                 "free_mib": 0, "legs": [{"hca": "rocep1s0f0", "netdev": "enp1s0f0np0", "address": "10.10.0.1"}], "virtual_heads": {},
                 "checkpoint": str(self.root / f"model{rank}"), "config_hash": "", "sysfs": str(self.root / f"sys{rank}"),
@@ -159,6 +161,24 @@ def ended(group: AnyGroup) -> Iterator[AnyGroup]:
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[Group]:
     yield from ended(Group(tmp_path))
+
+
+def test_the_head_waits_for_the_container_of_a_worker_whose_engine_takes_its_time(group: Group) -> None:
+    (group.root / "slow2").write_text("3")
+    for rank in range(3):
+        group.start(rank)
+    wait_for(lambda: group.phases() == ["serving"] * 3)
+    made = [(group.root / f"gb10-lab-{rank}.pid").stat().st_mtime_ns for rank in range(3)]
+    assert max(made[1:]) < made[0]
+
+
+def test_an_engine_that_never_gets_to_run_the_container_ends_the_start(group: Group) -> None:
+    (group.root / "slow2").write_text("60")
+    group.recovery["load_silence_s"] = 3
+    for rank in range(3):
+        group.start(rank)
+    assert group.statuses() == [75, 75, 1]
+    assert "rank 2 on t3 has no container after 3 s: " in group.state(0)["failure"]["reason"]
 
 
 def test_workers_start_first_the_head_last_and_a_token_makes_it_serve(group: Group) -> None:
