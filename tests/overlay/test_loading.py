@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.overlay import checkpoints as made
-from tests.overlay import engine
+from tests.overlay import engine, ranks
 
 pytestmark = pytest.mark.usefixtures("plugin")
 Array = np.ndarray[Any, Any]
@@ -210,3 +210,18 @@ def test_what_vllm_keeps_dense_is_decoded(checkpoint: Any) -> None:
             assert torch.equal(have, wanted), name
         else:  # the kernel rotates in half precision
             torch.testing.assert_close(have, wanted, rtol=2**-6, atol=2**-9 * float(wanted.abs().max()))
+
+
+def _keys(rank: int, count: int, port: int, config: Any) -> Any:
+    with engine.Rank(rank, count, port, config) as one:
+        model = one.build()
+        one.load(model)
+        return engine.raw(model.get_parameter(f"{TARGET}layers.2.attn.indexer.wk.weight"))
+
+
+def test_a_server_without_images_decodes_it_too(checkpoint: Any) -> None:
+    """Where images are turned off, what they need comes first among the parameters, and has no memory."""
+    folder, tensors = checkpoint("all")
+    (got,) = ranks.run(1, _keys, engine.configured(folder, 1, limit_mm_per_prompt={"image": 0}))
+    wanted = torch.from_numpy(made.layer_of(tensors, "layers.2.attn.indexer.wk").dense().T).bfloat16()
+    torch.testing.assert_close(torch.from_numpy(got).view(torch.bfloat16), wanted, rtol=2**-6, atol=2**-9 * float(wanted.abs().max()))
