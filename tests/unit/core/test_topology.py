@@ -16,6 +16,8 @@ from ansible_collections.gb10.cluster.plugins.module_utils._topology import PORT
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+MANAGEMENT = IPv4Network("198.51.100.0/24")
+
 
 def fabric(topology: str, count: int = 3, **settings: Any) -> Fabric:
     members = [Member(f"t{rank + 1}", rank, f"198.51.100.{rank + 1}", "enP7s7") for rank in range(count)]
@@ -301,6 +303,7 @@ def fabrics(draw: st.DrawFn) -> Fabric:
     length = draw(st.integers(8, stride - 4))
     base = draw(st.integers(0, 2**length - 1)) << (32 - length)
     pool = IPv4Network((base, length))
+    assume(not pool.overlaps(MANAGEMENT))
     return fabric(
         topology,
         count,
