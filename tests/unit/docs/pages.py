@@ -108,12 +108,13 @@ def playbooks() -> str:
 
 
 OVERLAY = "kernels/results/h200-overlay.json"
+FORWARD = "kernels/results/h200-forward.json"
 
 
 def proven_where() -> str:
     """What was run on which machine, by the evidence that is kept."""
     kernels, builds = (json.loads((ROOT / f"kernels/results/{name}.json").read_text()) for name in ("h200", "resources"))
-    overlay = json.loads((ROOT / OVERLAY).read_text())
+    overlay, forward = (json.loads((ROOT / path).read_text()) for path in (OVERLAY, FORWARD))
     faults = json.loads((RESULTS / "faults.json").read_text())
     by_itself = sum(fault["how"] == "by itself" for fault in faults.values())
     fits = [kernel for arch, kernels_ in builds["kernels"].items() if arch.startswith("sm_121") for kernel in kernels_.values()]
@@ -153,6 +154,13 @@ def proven_where() -> str:
             f"{overlay['checks']['failures'] + overlay['checks']['errors']} failed; a rank of the full-size model in its memory",
             overlay["date"],
             f"[h200-overlay.json]({OVERLAY})",
+        ),
+        (
+            f"one {forward['card']}",
+            f"vLLM's engine with the plugin, a small model of the release's layers: {len(forward['runs'])} runs on up to 3 ranks that share the card, "
+            "compared with each other",
+            forward["date"],
+            f"[h200-forward.json]({FORWARD})",
         ),
         (
             "a compiler for GB10 (sm_121a), no GPU",
@@ -195,6 +203,23 @@ def overlay_times() -> str:
     return table((f"model, on one {rank['card']}", "parameters", "step", "its EXL3 layers", "that is"), *rows)
 
 
+FORWARD_PAIRS = {
+    ("exl3", "dense"): "EXL3 and bfloat16",
+    ("dense", "rounded"): "two roundings to bfloat16",
+    ("wrong", "dense"): "EXL3 with one wrong matrix and bfloat16",
+    ("exl3", "exl3, 2 ranks"): "EXL3, one and two ranks",
+    ("exl3", "exl3, 3 ranks"): "EXL3, one and three ranks (72 heads)",
+}
+
+
+def forward_differences() -> str:
+    """By how much whole forward passes differ, for each prompt."""
+    pairs = {(pair["one"], pair["other"]): pair["apart"] for pair in json.loads((ROOT / FORWARD).read_text())["pairs"]}
+    lengths = [f"{part['prompt_tokens']} tokens" for part in pairs["exl3", "dense"]]
+    rows = [(what, *(f"{part['median']:.3g}" for part in pairs[names])) for names, what in FORWARD_PAIRS.items()]
+    return table(("compared", *lengths), *rows)
+
+
 def settings() -> str:
     """Names and defaults of the group's settings, for the schema's own page."""
     return (
@@ -206,7 +231,7 @@ def settings() -> str:
 SECTIONS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"proven": proven_where},
     "docs/on-real-sparks.md": {"measured": measured_claims, "by hand": claims_by_hand},
-    "docs/overlay.md": {"levers": levers, "times": overlay_times},
+    "docs/overlay.md": {"levers": levers, "times": overlay_times, "forward": forward_differences},
     "docs/playbooks.md": {"playbooks": playbooks},
     "docs/licences.md": {"image": sbom.image_table, "controller": sbom.controller_table},
     **{f"roles/{role}/README.md": {"variables": functools.partial(variables, role)} for role in roles()},
