@@ -64,6 +64,8 @@ ip -4 -force -batch flush
 netplan "$1"
 ip -force -batch links
 [ "$1" = generate ] || ip -force -batch addresses
+# On the disk before that is gone which would bring them back: tar leaves them in memory, and a power cut would leave empty files.
+(cat created; tar -tf replaced.tar | sed 's|^|/|') | while read -r path; do sync "${{path%/*}}"; [ ! -e "$path" ] || sync "$path"; done
 rm -f {BOOT_WANTED} {BOOT_UNIT}
 cd .. && rm -rf undoing
 """
@@ -129,6 +131,7 @@ def confirm(name: str) -> bool:
         os.rename(STORE / "pending", STORE / "confirmed")
     except FileNotFoundError:
         return False
+    _host.run(["sync", str(STORE)])  # or a power cut would bring `pending` back, and the next boot the old network
     stop_timer()
     BOOT_WANTED.unlink(missing_ok=True)
     BOOT_UNIT.unlink(missing_ok=True)

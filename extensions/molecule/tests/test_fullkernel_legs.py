@@ -17,6 +17,13 @@ from extensions.molecule.tests.lab_hosts import lab, wait_for
 
 # A change of the network that does not stand, on real links: the same promises as on the other lab.
 from extensions.molecule.tests.test_fabric import (  # noqa: F401  # pylint: disable=unused-import
+    OTHER_POOL,
+    fabric,
+    ipv4,
+    killed_controller,
+    network_files,
+    pending,
+    planned,
     test_a_boot_before_the_time_is_over_takes_it_back_too,
     test_a_change_whose_proof_fails_is_taken_back_everywhere_at_once,
     test_a_member_takes_back_by_itself_what_a_killed_controller_left,
@@ -37,6 +44,28 @@ def _nothing_serves(playbook: Callable[..., Any]) -> None:
 
 def carrier(hosts: dict[str, Host], name: str, netdev: str) -> bool:
     return "LOWER_UP" in hosts[name].check_output(f"ip link show {netdev}")
+
+
+def test_a_power_cut_loses_neither_what_was_put_back_nor_what_was_confirmed(
+    plan: dict[str, Any], hosts: dict[str, Host], playbook: Callable[..., Any]
+) -> None:
+    """Only hosts with kernels of their own have a page cache to lose."""
+    before = network_files(hosts["t2"])
+    killed_controller(hosts, seconds=15)
+    wait_for(lambda: hosts["t2"].run("ls -d /var/lib/gb10/network/pending /var/lib/gb10/network/undoing").stdout == "")
+    time.sleep(8)  # by then the journal has been written, and what files hold has not: the kernel keeps that for thirty seconds
+    lab("off", "t2")
+    lab("on", "t2")
+    assert network_files(hosts["t2"]) == before
+    wait_for(lambda: planned(plan, "t2").items() <= ipv4(hosts["t2"]).items())
+    wait_for(lambda: not any(pending(host) for host in hosts.values()))
+    assert fabric(playbook, "-e", f"cluster_leg_pool={OTHER_POOL}").returncode == 0
+    after = network_files(hosts["t2"])
+    lab("off", "t2")
+    lab("on", "t2")
+    assert network_files(hosts["t2"]) == after != before
+    assert fabric(playbook).returncode == 0
+    assert network_files(hosts["t2"]) == before
 
 
 def test_every_leg_carries_bulk_both_ways_and_all_at_once(plan: dict[str, Any], hosts: dict[str, Host]) -> None:
