@@ -155,19 +155,24 @@ class Supervisor:
         async with beside(self._tell_memory()):
             await self._stay(started)
 
+    async def _runs(self, exited: asyncio.Task[int]) -> bool:
+        """Wait until the container runs; False where it has exited. Raises GroupEnd where the engine never gets there."""
+        patience = self.config.recovery.load_silence_s
+        deadline = time.monotonic() + patience
+        while not (await asyncio.wait({exited}, timeout=SETTLE_S))[0]:
+            if await self.container.first_process():
+                return not exited.done()
+            if time.monotonic() > deadline:
+                raise self.own_failure(
+                    f"has no container after {patience:.0f} s: {self.config.engine} is stuck, see its log and whether the disk has room",
+                    HANG,
+                )
+        return False
+
     async def _stay(self, started: Callable[[], Awaitable[None]] | None) -> None:
         exited = asyncio.create_task(self.container.wait())
-        if started is not None:
-            runs, deadline = 0, time.monotonic() + self.config.recovery.load_silence_s
-            while not runs and not (await asyncio.wait({exited}, timeout=SETTLE_S))[0]:
-                runs = await self.container.first_process()
-                if not runs and time.monotonic() > deadline:
-                    after = f"{self.config.recovery.load_silence_s:.0f} s"
-                    raise self.own_failure(
-                        f"has no container after {after}: {self.config.engine} is stuck, see its log and whether the disk has room", HANG
-                    )
-            if runs and not exited.done():
-                await started()
+        if started is not None and await self._runs(exited):
+            await started()
         status = await exited
         cause = f": it went over its memory limit of {self.config.container.memory_mib} MiB" if await self.container.over_memory() else ""
         raise self.own_failure(f"exited with status {status}{cause}")
