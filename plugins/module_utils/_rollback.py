@@ -52,6 +52,7 @@ SCRIPT = f"""\
 #!/bin/sh
 # Written by gb10.cluster (role fabric): puts back the network files that the last change replaced.
 # Usage: rollback apply|generate (generate: at boot, before the network starts)
+files() {{ cat created; tar -tf replaced.tar | sed 's|^|/|'; }}
 cd {STORE} || exit 1
 [ -d undoing ] || mv pending undoing 2>/dev/null || exit 0
 cd undoing || exit 1
@@ -59,13 +60,13 @@ echo "the change of the network was not confirmed: putting the previous files ba
 while read -r path; do rm -f "$path"; done <created
 tar -C / -xpf replaced.tar || exit 1
 # What a power cut in the middle of a write leaves beside a file.
-(cat created; tar -tf replaced.tar | sed 's|^|/|') | while read -r path; do rm -f "${{path%/*}}/.${{path##*/}}."*; done
+files | while read -r path; do rm -f "${{path%/*}}/.${{path##*/}}."*; done
 ip -4 -force -batch flush
 netplan "$1"
 ip -force -batch links
 [ "$1" = generate ] || ip -force -batch addresses
 # On the disk before that is gone which would bring them back: tar leaves them in memory, and a power cut would leave empty files.
-(cat created; tar -tf replaced.tar | sed 's|^|/|') | while read -r path; do sync "${{path%/*}}"; [ ! -e "$path" ] || sync "$path"; done
+files | while read -r path; do sync "${{path%/*}}"; [ ! -e "$path" ] || sync "$path"; done
 rm -f {BOOT_WANTED} {BOOT_UNIT}
 cd .. && rm -rf undoing
 """
